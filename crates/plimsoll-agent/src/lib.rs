@@ -1,0 +1,1 @@
+//! The host agent: probe, drivers, guest shims, journal and HTTP around the host's state machine.

@@ -1,0 +1,1 @@
+//! Wire bodies, the table of refusals, and the OpenAPI document.

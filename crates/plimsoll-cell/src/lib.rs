@@ -1,0 +1,1 @@
+//! The cell's server: HTTP API, engine loop, host calls, auth, metrics.

@@ -1,0 +1,1 @@
+//! HTTP client with honest retries: full jitter, deadline, Retry-After as a floor.

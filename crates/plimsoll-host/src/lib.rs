@@ -1,0 +1,1 @@
+//! The host's state machine: charges, decay, admittable, start semaphore, pressure. Pure.

@@ -1,0 +1,1 @@
+//! The arithmetic of admission as pure functions: charge, reserve, fit, score, quota, lifecycle, retry.

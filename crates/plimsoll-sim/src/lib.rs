@@ -1,0 +1,1 @@
+//! Simulator: the real engine and the real host in virtual time under seeded faults.

@@ -1,0 +1,1 @@
+//! Durable storage of a cell's rows: memory and SQLite behind one trait.

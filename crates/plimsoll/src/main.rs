@@ -1,0 +1,2 @@
+//! The plimsoll binary: subcommands and wiring.
+fn main() {}
