@@ -291,6 +291,8 @@ pub struct GuestReport {
     pub last_active_at: Option<Timestamp>,
     /// For an exited guest, how.
     pub exit_code: Option<i32>,
+    /// Why the host itself paused or stopped it, where it did (memory pressure).
+    pub reason: Option<String>,
 }
 
 /// One heartbeat, parsed and checked.
@@ -377,4 +379,6 @@ pub struct HeartbeatAnswer {
     pub unexpected_guests: Vec<String>,
     /// Committed reservations on this host, for its own arithmetic.
     pub reservations: Vec<HostReservation>,
+    /// The pool's regime, which the host's gate enforces unless its owner has set another.
+    pub regime: Option<Regime>,
 }
