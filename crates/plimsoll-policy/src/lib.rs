@@ -1,1 +1,22 @@
 //! The arithmetic of admission as pure functions: charge, reserve, fit, score, quota, lifecycle, retry.
+//!
+//! Every formula of the system stands here once. The cell, the host agent, the simulator and
+//! `explain` call the same function, so that a verdict, its explanation and its replay cannot
+//! disagree. The crate is `no_std`: time is an argument, nothing is random, and every quantity is
+//! an integer whose rounding is named.
+#![no_std]
+
+extern crate alloc;
+
+pub mod aside;
+pub mod charge;
+pub mod fit;
+pub mod fresh;
+pub mod host;
+pub mod invariant;
+pub mod precedence;
+pub mod retry;
+pub mod score;
+pub mod slots;
+
+pub use invariant::Invariant;

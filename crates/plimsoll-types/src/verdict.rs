@@ -18,16 +18,12 @@ pub enum HostFilter {
     Unknown,
     /// An operator is emptying it.
     Draining,
-    /// Its gate is shut under memory pressure.
-    Pressure,
     /// Set aside after repeated failures or refusals.
     SetAside,
     /// It has refused or failed this very request already.
     Tried,
     /// Set aside for a request that has waited longest.
     Held,
-    /// At its bound of concurrent starts.
-    StartsSaturated,
     /// Not enough admittable memory.
     Full,
     /// Stateful memory would exceed what the machine has.
@@ -36,10 +32,16 @@ pub enum HostFilter {
     CpuRatio,
     /// A counted resource is short.
     Counted,
+    /// Its gate is shut under memory pressure.
+    Pressure,
+    /// At its bound of concurrent starts.
+    StartsSaturated,
 }
 
 impl HostFilter {
-    /// Every filter in the order in which a host is held against them.
+    /// Every filter in the order in which a host is held against them: what lasts before what
+    /// passes. A host counted under one of the last two would take the request once that cause
+    /// alone went away.
     pub const ALL: [Self; 15] = [
         Self::Driver,
         Self::Labels,
@@ -47,15 +49,15 @@ impl HostFilter {
         Self::Stale,
         Self::Unknown,
         Self::Draining,
-        Self::Pressure,
         Self::SetAside,
         Self::Tried,
         Self::Held,
-        Self::StartsSaturated,
         Self::Full,
         Self::StatefulFull,
         Self::CpuRatio,
         Self::Counted,
+        Self::Pressure,
+        Self::StartsSaturated,
     ];
 
     /// The word used in bodies and metrics.

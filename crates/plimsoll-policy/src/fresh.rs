@@ -1,0 +1,41 @@
+//! How old a host's last report is, and what that makes of the host (DESIGN 4.4).
+
+use plimsoll_types::Millis;
+
+/// What the age of the last report says about a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Freshness {
+    /// Recent enough to decide by.
+    Fresh,
+    /// Too old to place anything on it. A hint: nothing else follows.
+    Stale,
+    /// Declared dead: its guests are given up. A decision, with a bound of its own.
+    Dead,
+}
+
+/// Classes the age of a host's last report, taken by the cell's own clock.
+///
+/// A bound is the last age that is still good: at exactly `stale` the host is fresh. Should
+/// `dead` be set below `stale`, dead holds.
+///
+/// ```
+/// use plimsoll_policy::fresh::{Freshness, freshness};
+/// use plimsoll_types::Millis;
+///
+/// let at = |seconds| {
+///     freshness(Millis::from_seconds(seconds), Millis(30_000), Millis(120_000))
+/// };
+/// assert_eq!(at(30), Freshness::Fresh);
+/// assert_eq!(at(31), Freshness::Stale);
+/// assert_eq!(at(121), Freshness::Dead);
+/// ```
+#[must_use]
+pub fn freshness(age: Millis, stale: Millis, dead: Millis) -> Freshness {
+    if age > dead {
+        Freshness::Dead
+    } else if age > stale {
+        Freshness::Stale
+    } else {
+        Freshness::Fresh
+    }
+}

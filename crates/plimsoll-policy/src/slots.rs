@@ -1,0 +1,50 @@
+//! Who holds a slot of its pool (DESIGN 4.8 and 5).
+
+use plimsoll_types::{Driver, PauseKind, SandboxStatus};
+
+/// Whether a sandbox holds a slot of its pool.
+///
+/// `slot_released` is set when a checkpointing pause has finished, not when it was asked for, and
+/// cleared when a resume or a start takes a slot again. A slot once given back stays given back:
+/// stopping or deleting a checkpointed guest takes none.
+///
+/// ```
+/// use plimsoll_policy::slots::holds_slot;
+/// use plimsoll_types::SandboxStatus::{Pausing, Paused, Queued};
+///
+/// assert!(holds_slot(Pausing, false));
+/// assert!(holds_slot(Paused, false));
+/// assert!(!holds_slot(Paused, true));
+/// assert!(!holds_slot(Queued, false));
+/// ```
+#[must_use]
+pub const fn holds_slot(status: SandboxStatus, slot_released: bool) -> bool {
+    match status {
+        SandboxStatus::Provisioning
+        | SandboxStatus::Running
+        | SandboxStatus::Pausing
+        | SandboxStatus::Resuming => true,
+        SandboxStatus::Paused | SandboxStatus::Stopped | SandboxStatus::Terminating => {
+            !slot_released
+        }
+        SandboxStatus::Queued | SandboxStatus::Terminated | SandboxStatus::Failed => false,
+    }
+}
+
+/// What a pause does once the pool's setting and the guest's driver are put together: `keep` or
+/// `checkpoint`, never `driver`.
+#[must_use]
+pub const fn resolve_pause(pool: PauseKind, driver: Driver) -> PauseKind {
+    match pool {
+        PauseKind::Driver => driver.pause(),
+        PauseKind::Keep | PauseKind::Checkpoint => pool,
+    }
+}
+
+/// Whether a finished pause of this kind gives the slot back.
+///
+/// Takes what [`resolve_pause`] gives; an unresolved `driver` frees nothing, the safe side.
+#[must_use]
+pub const fn frees_slot(resolved: PauseKind) -> bool {
+    matches!(resolved, PauseKind::Checkpoint)
+}
