@@ -8,6 +8,7 @@
 mod command;
 mod config;
 mod engine;
+pub mod index;
 mod output;
 pub mod rows;
 
