@@ -1,1 +1,3 @@
 //! The host agent: probe, drivers, guest shims, journal and HTTP around the host's state machine.
+
+pub mod probe;
