@@ -185,6 +185,15 @@ fn passing(host: &HostFacts<'_>) -> Option<HostFilter> {
     None
 }
 
+/// Whether no host could ever take so much configured memory, going by the largest
+/// `memory_mib_total` known in the eligible pools.
+///
+/// Without a host known there is nothing to hold it against: unknown is not zero.
+#[must_use]
+pub fn never_fits(memory: Mib, largest_known: Option<Mib>) -> bool {
+    largest_known.is_some_and(|largest| memory > largest)
+}
+
 /// Whether so many virtual CPUs stay within `ratio` of the host's cores.
 fn cpu_fits(promised: Vcpus, total: MilliCpu, ratio: BasisPoints) -> bool {
     let promised = u128::from(promised.0) * 1000 * u128::from(BasisPoints::ONE.0);

@@ -8,15 +8,25 @@
 
 extern crate alloc;
 
+pub mod abuse;
 pub mod aside;
 pub mod charge;
 pub mod fit;
 pub mod fresh;
 pub mod host;
 pub mod invariant;
+pub mod ladder;
+pub mod lifecycle;
+pub mod mode;
+pub mod period;
 pub mod precedence;
+pub mod pressure;
+pub mod quota;
+pub mod rate;
 pub mod retry;
 pub mod score;
 pub mod slots;
+pub mod usage;
+pub mod victims;
 
 pub use invariant::Invariant;

@@ -72,6 +72,20 @@ pub fn estimate(facts: &RetryFacts<'_>) -> Millis {
     estimate.clamp(ESTIMATE_MIN, ESTIMATE_MAX)
 }
 
+/// An estimate as the Retry-After header says it: whole seconds, rounded up, at least 1.
+///
+/// ```
+/// use plimsoll_policy::retry::whole_seconds;
+/// use plimsoll_types::Millis;
+///
+/// assert_eq!(whole_seconds(Millis(0)), 1);
+/// assert_eq!(whole_seconds(Millis(1001)), 2);
+/// ```
+#[must_use]
+pub fn whole_seconds(wait: Millis) -> u64 {
+    wait.seconds_ceil().max(1)
+}
+
 /// How long `wanted` events take at a pace of `count` in `span`, rounded up; `None` without a
 /// pace.
 fn carried_on(wanted: u64, count: u64, span: Millis) -> Option<Millis> {

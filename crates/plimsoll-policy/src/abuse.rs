@@ -1,0 +1,129 @@
+//! Signs of abuse by shape, not by size (seed 002): an event for people to look at, never a
+//! refusal.
+//!
+//! A build saturates eight cores for four minutes; a miner saturates them for four days. The two
+//! do not differ in magnitude at any instant. They differ in duration, in the account's age and in
+//! whether anybody ever put a payment method behind it.
+
+use plimsoll_types::Millis;
+
+/// What is known of an account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// How old the account is.
+    pub account_age: Millis,
+    /// Whether a payment method was ever attached.
+    pub payment_method_ever: bool,
+    /// The longest time for which a guest of it has kept all of its vCPUs busy without a break.
+    pub full_core: Millis,
+    /// Creates of the last hour whose sandbox was deleted again within a minute.
+    pub create_delete_loops: u64,
+    /// API requests of the last day.
+    pub requests: u64,
+}
+
+/// From this score on an account is suspected.
+pub const SUSPECTED: u32 = 80;
+
+/// What one sign adds at most, and between which values it grows in a straight line.
+#[derive(Clone, Copy, Debug)]
+struct Slope {
+    points: u32,
+    from: u64,
+    to: u64,
+}
+
+impl Slope {
+    /// Points of a value, rounded down.
+    fn at(self, value: u64) -> u32 {
+        let into = value.clamp(self.from, self.to) - self.from;
+        let points = u128::from(self.points) * u128::from(into) / u128::from(self.to - self.from);
+        u32::try_from(points).unwrap_or(self.points)
+    }
+}
+
+const HOUR: u64 = 3_600_000;
+const DAY: u64 = 24 * HOUR;
+
+/// Nothing for the first hour, which covers builds and test runs; full after a day.
+const FULL_CORE: Slope = Slope { points: 60, from: HOUR, to: DAY };
+/// One a minute is somebody trying things out; ten a minute is a loop.
+const LOOPS: Slope = Slope { points: 40, from: 60, to: 600 };
+/// Counted for accounts in their first day only: a million requests of an hour-old account say
+/// something, those of an old customer do not.
+const YOUNG_REQUESTS: Slope = Slope { points: 40, from: 10_000, to: 1_000_000 };
+/// Points of a new account, falling to none over the first 30 days.
+const YOUNG: Slope = Slope { points: 20, from: 0, to: 30 * DAY };
+/// Points of an account that nobody ever paid for.
+const NO_PAYMENT: u32 = 20;
+
+/// The terms of a score. They add up to it, so the event can say why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Score {
+    /// For sustained use of all of a guest's cores.
+    pub full_core: u32,
+    /// For creating and deleting in a loop.
+    pub loops: u32,
+    /// For requests of an account in its first day.
+    pub young_requests: u32,
+    /// For the account's youth.
+    pub young: u32,
+    /// For never having had a payment method.
+    pub no_payment: u32,
+}
+
+impl Score {
+    /// The sum.
+    #[must_use]
+    pub const fn total(&self) -> u32 {
+        self.full_core + self.loops + self.young_requests + self.young + self.no_payment
+    }
+
+    /// Whether somebody should look. Youth and missing payment alone never reach it: most new
+    /// accounts are simply new.
+    #[must_use]
+    pub const fn is_suspect(&self) -> bool {
+        self.total() >= SUSPECTED
+    }
+
+    /// The terms by name, for the event's body.
+    #[must_use]
+    pub const fn terms(&self) -> [(&'static str, u32); 5] {
+        [
+            ("full_core", self.full_core),
+            ("create_delete_loops", self.loops),
+            ("young_requests", self.young_requests),
+            ("young_account", self.young),
+            ("no_payment_method", self.no_payment),
+        ]
+    }
+}
+
+/// Scores an account by its shape.
+///
+/// ```
+/// use plimsoll_policy::abuse::{Signs, score};
+/// use plimsoll_types::Millis;
+///
+/// let day = 86_400;
+/// let build = Signs { full_core: Millis::from_seconds(240), ..Signs::default() };
+/// let miner = Signs {
+///     account_age: Millis::from_seconds(4 * day),
+///     full_core: Millis::from_seconds(4 * day),
+///     ..Signs::default()
+/// };
+/// assert!(!score(&build).is_suspect());
+/// assert!(score(&miner).is_suspect());
+/// assert!(!score(&Signs { payment_method_ever: true, ..miner }).is_suspect());
+/// ```
+#[must_use]
+pub fn score(signs: &Signs) -> Score {
+    let first_day = signs.account_age.0 < DAY;
+    Score {
+        full_core: FULL_CORE.at(signs.full_core.0),
+        loops: LOOPS.at(signs.create_delete_loops),
+        young_requests: if first_day { YOUNG_REQUESTS.at(signs.requests) } else { 0 },
+        young: YOUNG.points - YOUNG.at(signs.account_age.0),
+        no_payment: if signs.payment_method_ever { 0 } else { NO_PAYMENT },
+    }
+}

@@ -1,0 +1,408 @@
+//! What happens as a tenant uses up its period: a ladder, not a wall (DESIGN 4.7).
+//!
+//! Warn at 80 %; at 100 % refuse new work and let running work finish; then pause what is idle;
+//! then, announced twice and after a long grace, delete. At every rung payment or a larger plan
+//! takes all of it back by itself. A tenant that pays climbs none of this: its overage is an event
+//! and a number.
+//!
+//! The meter behind it is late and approximate. Each rung is as reversible as its evidence is
+//! weak, and the one that is not reversible re-checks everything at the moment it acts
+//! ([`deletion_preconditions`]).
+
+use alloc::vec::Vec;
+
+use plimsoll_types::{BasisPoints, Millis, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// The rung on which a tenant stands.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Rung {
+    /// Below the warning.
+    #[default]
+    Ok,
+    /// Warned.
+    Warned,
+    /// New work is refused; running work goes on.
+    Exhausted,
+    /// Idle guests are paused too.
+    Hibernated,
+    /// Deletion is announced, its clock runs.
+    Deleting,
+}
+
+impl Rung {
+    /// Every rung, upwards.
+    pub const ALL: [Self; 5] =
+        [Self::Ok, Self::Warned, Self::Exhausted, Self::Hibernated, Self::Deleting];
+
+    /// The word used in bodies.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warned => "warned",
+            Self::Exhausted => "exhausted",
+            Self::Hibernated => "hibernated",
+            Self::Deleting => "deleting",
+        }
+    }
+
+    /// Whether new work (creates, forks, resumes, starts) is refused on it.
+    #[must_use]
+    pub const fn refuses_new_work(self) -> bool {
+        matches!(self, Self::Exhausted | Self::Hibernated | Self::Deleting)
+    }
+}
+
+/// Where the rungs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LadderRule {
+    /// Share of the period's budget at which the tenant is warned.
+    pub warn_at: BasisPoints,
+    /// Once warned, the warning is taken back only below this, so that a corrected figure does
+    /// not warn twice.
+    pub warn_clears_below: BasisPoints,
+    /// From exhaustion to pausing what is idle: long enough for late usage to be corrected.
+    pub hibernate_after: Millis,
+    /// From hibernation to announcing a deletion.
+    pub announce_after: Millis,
+    /// From the announcement, and from its delivery, to the deletion. Anything shorter is a trap
+    /// for somebody on holiday.
+    pub grace: Millis,
+    /// A paying tenant's overage is an event each time it passes another of these.
+    pub overage_step: BasisPoints,
+}
+
+impl Default for LadderRule {
+    /// 80 % (cleared below 75 %), 10 min, 24 h, 72 h, and every 25 % of overage.
+    fn default() -> Self {
+        Self {
+            warn_at: BasisPoints(8000),
+            warn_clears_below: BasisPoints(7500),
+            hibernate_after: Millis::from_seconds(600),
+            announce_after: Millis::from_seconds(24 * 3600),
+            grace: Millis::from_seconds(72 * 3600),
+            overage_step: BasisPoints(2500),
+        }
+    }
+}
+
+/// What became of a notice to the tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Notice {
+    /// Not sent, or under way.
+    #[default]
+    Pending,
+    /// An endpoint took it.
+    Delivered(Timestamp),
+    /// Every endpoint was given up on, or there is none.
+    Undeliverable,
+}
+
+impl Notice {
+    /// When it was delivered, if that was at or after `event`: a notice about something earlier
+    /// is no notice of this.
+    fn delivered_since(self, event: Option<Timestamp>) -> Option<Timestamp> {
+        match self {
+            Self::Delivered(at) if event.is_some_and(|event| event <= at) => Some(at),
+            _ => None,
+        }
+    }
+}
+
+/// What is known about a tenant at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The moment.
+    pub now: Timestamp,
+    /// The key of the present billing period.
+    pub period: Timestamp,
+    /// The largest share of any consumption limit used in this period ([`used_share`]).
+    pub used: BasisPoints,
+    /// Payment method and live subscription.
+    pub paying: bool,
+    /// What became of the latest notice of hibernation (`quota.suspended`). One delivered before
+    /// the present hibernation counts as not delivered.
+    pub suspended_notice: Notice,
+    /// What became of the latest notice of deletion (`quota.deletion_scheduled`). One delivered
+    /// before the present announcement counts as not delivered.
+    pub deletion_notice: Notice,
+}
+
+/// What is to be done because of a step on the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Say `quota.warning`.
+    Warn,
+    /// Say `quota.exhausted`.
+    Exhausted,
+    /// Say `quota.suspended`, the first of the two notices.
+    Suspended,
+    /// Pause the tenant's idle guests; given at every step while it holds, since others become
+    /// idle later.
+    PauseIdle,
+    /// Say `quota.deletion_scheduled`, the second notice: what, and not before this instant.
+    AnnounceDeletion {
+        /// The earliest instant of the deletion.
+        not_before: Timestamp,
+    },
+    /// The grace is over: run the deletion job, which asks [`deletion_preconditions`] for each
+    /// resource; given at every step while it holds.
+    RunDeletion,
+    /// Tell the operator that the tenant cannot be notified: nothing of it is ever deleted.
+    TellOperator,
+    /// Take back an announced deletion.
+    CancelDeletion,
+    /// Resume what the ladder has paused, and say `quota.resumed`.
+    Resume,
+    /// Say `quota.overage` of a paying tenant.
+    Overage {
+        /// The share of the budget that has been passed.
+        passed: BasisPoints,
+    },
+}
+
+/// One tenant's place on the ladder, as it is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ladder {
+    /// The rung.
+    pub rung: Rung,
+    /// Since when.
+    pub since: Timestamp,
+    /// The period that it is about.
+    pub period: Timestamp,
+    /// When the present hibernation began.
+    pub hibernated_at: Option<Timestamp>,
+    /// When deletion was announced.
+    pub announced_at: Option<Timestamp>,
+    /// Whether the operator has been told that no notice gets through.
+    pub operator_told: bool,
+    /// How many steps of overage have been said in this period.
+    pub overage_steps: u64,
+}
+
+impl Ladder {
+    /// Moves to where the facts put the tenant and says what to do about it. Stepping again with
+    /// the same facts repeats only the acts that are meant to repeat.
+    pub fn step(&mut self, rule: &LadderRule, facts: &Facts) -> Vec<Act> {
+        let mut acts = Vec::new();
+        if self.period != facts.period {
+            self.period = facts.period;
+            self.overage_steps = 0;
+            if self.rung == Rung::Warned {
+                self.enter(Rung::Ok, facts.now);
+            }
+        }
+        let exhausted = facts.used >= BasisPoints::ONE;
+        if self.rung.refuses_new_work() && (facts.paying || !exhausted) {
+            self.recover(rule, facts, &mut acts);
+        }
+        if exhausted && facts.paying {
+            self.overage(rule, facts, &mut acts);
+        }
+        match self.rung {
+            Rung::Ok | Rung::Warned if exhausted && !facts.paying => {
+                self.enter(Rung::Exhausted, facts.now);
+                acts.push(Act::Exhausted);
+            }
+            Rung::Ok if facts.used >= rule.warn_at => {
+                self.enter(Rung::Warned, facts.now);
+                // The overage event has said more than a warning would.
+                if !exhausted {
+                    acts.push(Act::Warn);
+                }
+            }
+            Rung::Warned if facts.used < rule.warn_clears_below => {
+                self.enter(Rung::Ok, facts.now);
+            }
+            Rung::Exhausted if facts.now >= self.since + rule.hibernate_after => {
+                self.enter(Rung::Hibernated, facts.now);
+                self.hibernated_at = Some(facts.now);
+                acts.extend([Act::Suspended, Act::PauseIdle]);
+            }
+            Rung::Hibernated => self.hibernated(rule, facts, &mut acts),
+            Rung::Deleting => self.deleting(rule, facts, &mut acts),
+            Rung::Ok | Rung::Warned | Rung::Exhausted => {}
+        }
+        acts
+    }
+
+    /// The earliest instant of an announced deletion: the grace after the announcement, and after
+    /// its delivery. `None` while nothing is announced or the notice has not got through.
+    #[must_use]
+    pub fn deletion_due(&self, rule: &LadderRule, notice: Notice) -> Option<Timestamp> {
+        // Delivery comes after the announcement, so the grace after it covers both.
+        notice.delivered_since(self.announced_at).map(|delivered| delivered + rule.grace)
+    }
+
+    fn enter(&mut self, rung: Rung, now: Timestamp) {
+        self.rung = rung;
+        self.since = now;
+    }
+
+    fn recover(&mut self, rule: &LadderRule, facts: &Facts, acts: &mut Vec<Act>) {
+        if self.announced_at.take().is_some() {
+            acts.push(Act::CancelDeletion);
+        }
+        self.operator_told = false;
+        self.hibernated_at = None;
+        acts.push(Act::Resume);
+        // Straight to Warned where the warning holds: it has been said already.
+        let rung = if facts.used >= rule.warn_at { Rung::Warned } else { Rung::Ok };
+        self.enter(rung, facts.now);
+    }
+
+    fn overage(&mut self, rule: &LadderRule, facts: &Facts, acts: &mut Vec<Act>) {
+        let step = rule.overage_step.0.max(1);
+        let steps = (facts.used.0 - BasisPoints::ONE.0) / step + 1;
+        if steps > self.overage_steps {
+            self.overage_steps = steps;
+            let passed = BasisPoints::ONE.0.saturating_add((steps - 1).saturating_mul(step));
+            acts.push(Act::Overage { passed: BasisPoints(passed) });
+        }
+    }
+
+    fn hibernated(&mut self, rule: &LadderRule, facts: &Facts, acts: &mut Vec<Act>) {
+        acts.push(Act::PauseIdle);
+        if facts.suspended_notice == Notice::Undeliverable {
+            self.tell_operator(acts);
+        }
+        let notified = facts.suspended_notice.delivered_since(self.hibernated_at).is_some();
+        if notified && facts.now >= self.since + rule.announce_after {
+            self.enter(Rung::Deleting, facts.now);
+            self.announced_at = Some(facts.now);
+            acts.push(Act::AnnounceDeletion { not_before: facts.now + rule.grace });
+        }
+    }
+
+    fn deleting(&mut self, rule: &LadderRule, facts: &Facts, acts: &mut Vec<Act>) {
+        acts.push(Act::PauseIdle);
+        if facts.deletion_notice == Notice::Undeliverable {
+            self.tell_operator(acts);
+        }
+        if self.deletion_due(rule, facts.deletion_notice).is_some_and(|due| facts.now >= due) {
+            acts.push(Act::RunDeletion);
+        }
+    }
+
+    fn tell_operator(&mut self, acts: &mut Vec<Act>) {
+        if !self.operator_told {
+            self.operator_told = true;
+            acts.push(Act::TellOperator);
+        }
+    }
+}
+
+/// The share of a consumption limit that is used, rounded down: 10 000 is reached exactly when
+/// the limit is. A limit of nothing is used up from the start; no limit is never used.
+///
+/// ```
+/// use plimsoll_policy::ladder::used_share;
+/// use plimsoll_types::BasisPoints;
+///
+/// assert_eq!(used_share(79_999, Some(100_000)), BasisPoints(7_999));
+/// assert_eq!(used_share(99_999, Some(100_000)), BasisPoints(9_999));
+/// assert_eq!(used_share(100_000, Some(100_000)), BasisPoints(10_000));
+/// assert_eq!(used_share(5, None), BasisPoints(0));
+/// ```
+#[must_use]
+pub fn used_share(used: u64, limit: Option<u64>) -> BasisPoints {
+    match limit {
+        None => BasisPoints::ZERO,
+        Some(0) => BasisPoints::ONE,
+        Some(limit) => {
+            let share = u128::from(used) * u128::from(BasisPoints::ONE.0) / u128::from(limit);
+            BasisPoints(u64::try_from(share).unwrap_or(u64::MAX))
+        }
+    }
+}
+
+/// Whether new work is refused for consumption: the budget is used up and nobody pays for more.
+///
+/// The check at admission rests on the figure of the moment and not on the rung, which follows
+/// with the next step: between the two, an upgrade is never refused.
+#[must_use]
+pub fn budget_refuses(used: BasisPoints, paying: bool) -> bool {
+    !paying && used >= BasisPoints::ONE
+}
+
+/// Everything that is looked at before one resource is deleted for an exhausted budget, read anew
+/// at that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeletionFacts {
+    /// What is known about the tenant now.
+    pub tenant: Facts,
+    /// Whether the usage figure is complete up to now: no host is late with its reports.
+    pub usage_complete: bool,
+    /// Whether the tenant's plan could be read now, and not merely remembered.
+    pub plan_known: bool,
+    /// Whether the resource was named in the announcement.
+    pub announced: bool,
+    /// Whether the resource is paused or stopped.
+    pub at_rest: bool,
+    /// When the resource was last used.
+    pub last_active_at: Timestamp,
+}
+
+/// A precondition of deletion that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Missing {
+    /// The tenant stands on no rung from which anything is deleted.
+    NotDeleting,
+    /// The budget is not used up in the present period.
+    NotExhausted,
+    /// The tenant pays.
+    Paying,
+    /// Usage reports are outstanding.
+    UsageIncomplete,
+    /// The plan could not be read.
+    PlanUnknown,
+    /// The notice of hibernation has not been delivered.
+    SuspendedNotice,
+    /// The notice of deletion has not been delivered.
+    DeletionNotice,
+    /// The grace after announcement and delivery is not over.
+    Grace,
+    /// The announcement did not name this resource.
+    NotAnnounced,
+    /// The resource is not at rest.
+    NotAtRest,
+    /// It was used after the announcement.
+    UsedSince,
+}
+
+/// Whether one resource may be deleted at this moment (I10).
+///
+/// # Errors
+/// Every precondition that does not hold.
+pub fn deletion_preconditions(
+    ladder: &Ladder,
+    rule: &LadderRule,
+    facts: &DeletionFacts,
+) -> Result<(), Vec<Missing>> {
+    let tenant = &facts.tenant;
+    let announced_at = ladder.announced_at;
+    let due = ladder.deletion_due(rule, tenant.deletion_notice);
+    let suspended = tenant.suspended_notice.delivered_since(ladder.hibernated_at);
+    let holds = [
+        (Missing::NotDeleting, ladder.rung == Rung::Deleting && announced_at.is_some()),
+        (Missing::NotExhausted, tenant.used >= BasisPoints::ONE && ladder.period == tenant.period),
+        (Missing::Paying, !tenant.paying),
+        (Missing::UsageIncomplete, facts.usage_complete),
+        (Missing::PlanUnknown, facts.plan_known),
+        (Missing::SuspendedNotice, suspended.is_some()),
+        (Missing::DeletionNotice, due.is_some()),
+        (Missing::Grace, due.is_some_and(|due| tenant.now >= due)),
+        (Missing::NotAnnounced, facts.announced),
+        (Missing::NotAtRest, facts.at_rest),
+        (Missing::UsedSince, announced_at.is_some_and(|at| facts.last_active_at <= at)),
+    ];
+    let missing: Vec<_> =
+        holds.into_iter().filter(|(_, holds)| !holds).map(|(missing, _)| missing).collect();
+    if missing.is_empty() { Ok(()) } else { Err(missing) }
+}

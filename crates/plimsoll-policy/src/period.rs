@@ -1,0 +1,150 @@
+//! Billing periods as a pure function of the time (DESIGN 4.7): nothing is reset, so nothing can
+//! race a reset.
+
+use alloc::string::String;
+use core::fmt::Write as _;
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use plimsoll_types::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The day of the month on which periods start, in UTC.
+///
+/// In a month that has no such day the period starts on the month's last: an anchor of 31 gives
+/// 31 January, 28 or 29 February, 31 March. The anchor 1 is the calendar month.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct AnchorDay(i8);
+
+impl AnchorDay {
+    /// Periods are calendar months.
+    pub const CALENDAR: Self = Self(1);
+
+    /// An anchor day; `None` unless it is 1 to 31.
+    #[must_use]
+    pub fn new(day: u8) -> Option<Self> {
+        i8::try_from(day).ok().filter(|day| (1..=31).contains(day)).map(Self)
+    }
+
+    /// The day.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0.unsigned_abs()
+    }
+
+    /// When the period that starts in the month of `date` starts.
+    fn start_in_month_of(self, date: Date) -> Date {
+        let day = self.0.min(date.days_in_month());
+        // The day is at least 1 and within the month.
+        date.with().day(day).build().unwrap_or(date)
+    }
+}
+
+impl Default for AnchorDay {
+    fn default() -> Self {
+        Self::CALENDAR
+    }
+}
+
+impl TryFrom<u8> for AnchorDay {
+    type Error = &'static str;
+
+    fn try_from(day: u8) -> Result<Self, Self::Error> {
+        Self::new(day).ok_or("an anchor day is 1 to 31")
+    }
+}
+
+impl From<AnchorDay> for u8 {
+    fn from(day: AnchorDay) -> Self {
+        day.get()
+    }
+}
+
+/// One billing period, half open: `start <= t < end`. Its start is its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Period {
+    /// Its first instant, and its key.
+    pub start: Timestamp,
+    /// The first instant of the next.
+    pub end: Timestamp,
+}
+
+impl Period {
+    /// Whether an instant lies in it.
+    #[must_use]
+    pub fn contains(&self, at: Timestamp) -> bool {
+        self.start <= at && at < self.end
+    }
+
+    /// How people call it: `2026-08` for a calendar month, the date of its first day otherwise.
+    ///
+    /// ```
+    /// use plimsoll_policy::period::{AnchorDay, period_at};
+    /// use plimsoll_types::Timestamp;
+    ///
+    /// let march_15th_2024 = Timestamp(1_710_460_800_000);
+    /// let month = period_at(AnchorDay::CALENDAR, march_15th_2024);
+    /// assert_eq!(month.label(AnchorDay::CALENDAR), "2024-03");
+    /// let anchor = AnchorDay::new(31).unwrap();
+    /// assert_eq!(period_at(anchor, march_15th_2024).label(anchor), "2024-02-29");
+    /// ```
+    #[must_use]
+    pub fn label(&self, anchor: AnchorDay) -> String {
+        let date = date_of(self.start);
+        let mut label = String::with_capacity(10);
+        let written = if anchor == AnchorDay::CALENDAR {
+            write!(label, "{:04}-{:02}", date.year(), date.month())
+        } else {
+            write!(label, "{:04}-{:02}-{:02}", date.year(), date.month(), date.day())
+        };
+        debug_assert!(written.is_ok(), "a String takes what is written to it");
+        label
+    }
+}
+
+/// The years in which periods exist. An instant outside is treated as the nearest one inside: no
+/// record of a sandbox lies there, and a wild clock must not panic a meter.
+const YEARS: core::ops::RangeInclusive<i16> = 1..=9998;
+
+/// The period that an instant lies in.
+///
+/// ```
+/// use plimsoll_policy::period::{AnchorDay, period_at};
+/// use plimsoll_types::Timestamp;
+///
+/// let march_2024 = period_at(AnchorDay::CALENDAR, Timestamp(1_710_460_800_000));
+/// assert_eq!(march_2024.start, Timestamp(1_709_251_200_000));
+/// assert_eq!(march_2024.end, Timestamp(1_711_929_600_000));
+/// ```
+#[must_use]
+pub fn period_at(anchor: AnchorDay, at: Timestamp) -> Period {
+    let date = date_of(at);
+    let start = anchor.start_in_month_of(date);
+    let first = date.first_of_month();
+    let (start, end) = if date < start {
+        (anchor.start_in_month_of(first.yesterday().unwrap_or(first)), start)
+    } else {
+        let next = date.last_of_month().tomorrow().unwrap_or(date);
+        (start, anchor.start_in_month_of(next))
+    };
+    Period { start: midnight(start), end: midnight(end) }
+}
+
+/// The UTC date of an instant, held within [`YEARS`].
+fn date_of(at: Timestamp) -> Date {
+    let first = Date::constant(*YEARS.start(), 1, 1);
+    let last = Date::constant(*YEARS.end(), 12, 31);
+    match jiff::Timestamp::from_millisecond(at.millis()) {
+        Ok(instant) => TimeZone::UTC.to_datetime(instant).date().clamp(first, last),
+        Err(_) if at.millis() < 0 => first,
+        Err(_) => last,
+    }
+}
+
+/// The first instant of a date in UTC.
+fn midnight(date: Date) -> Timestamp {
+    let instant = TimeZone::UTC.to_timestamp(date.at(0, 0, 0, 0));
+    // Dates within the years above, and a month to either side, are instants.
+    Timestamp(instant.map_or(0, jiff::Timestamp::as_millisecond))
+}

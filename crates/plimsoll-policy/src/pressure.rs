@@ -1,0 +1,264 @@
+//! Memory pressure on one host: when its gate shuts and opens, and who goes first when that is
+//! not enough (DESIGN 4.5).
+//!
+//! Overcommit is a bet. This is what happens when it is lost, chosen here rather than by the
+//! kernel's OOM killer, on a signal that leads the collapse.
+
+use plimsoll_types::{BasisPoints, Mib, Millis, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// One reading of a host's memory pressure. What could not be read is `None`: unknown is neither
+/// calm nor pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signals {
+    /// PSI memory, some, average over 10 s: the share of time in which at least one task waited.
+    pub some_avg10: Option<BasisPoints>,
+    /// PSI memory, full, average over 10 s: the share of time in which all tasks waited.
+    pub full_avg10: Option<BasisPoints>,
+    /// Memory that could be used without swapping.
+    pub available: Option<Mib>,
+}
+
+/// One set of thresholds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// At or above it is over.
+    pub some_avg10: BasisPoints,
+    /// At or above it is over.
+    pub full_avg10: BasisPoints,
+    /// Below it is over.
+    pub available: Mib,
+}
+
+/// When a host's gate shuts, opens, and when the host acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PressureRule {
+    /// Any one signal over these shuts the gate.
+    pub shut: Thresholds,
+    /// All signals must stay under these for `hold` before it opens.
+    pub open: Thresholds,
+    /// How long.
+    pub hold: Millis,
+    /// Any one signal over these, for `act_hold`, makes the host act on a guest.
+    pub act: Thresholds,
+    /// How long.
+    pub act_hold: Millis,
+    /// Quiet after an act, so that its effect shows before the next.
+    pub act_quiet: Millis,
+}
+
+impl PressureRule {
+    /// The rule for a host with this headroom band.
+    ///
+    /// A host that is full by its own arithmetic has about its headroom available, so half of it
+    /// gone means that the bet is being lost. The gate shuts at 10 % some or 5 % full, or below
+    /// half the headroom; it opens once 5 %, 2 % and three quarters have held for 15 s. The host
+    /// acts at 40 % some or 20 % full, or below a quarter of the headroom, held for 3 s, and then
+    /// waits 15 s. (Desktop and server OOM daemons wait for 60 % over 30 s and are quiet for 15 s
+    /// after a kill; their task is to save the machine, ours to keep every guest that can be
+    /// kept.)
+    #[must_use]
+    pub const fn for_headroom(headroom: Mib) -> Self {
+        Self {
+            shut: Thresholds {
+                some_avg10: BasisPoints(1000),
+                full_avg10: BasisPoints(500),
+                available: Mib(headroom.0 / 2),
+            },
+            open: Thresholds {
+                some_avg10: BasisPoints(500),
+                full_avg10: BasisPoints(200),
+                available: Mib(headroom.0 - headroom.0 / 4),
+            },
+            hold: Millis::from_seconds(15),
+            act: Thresholds {
+                some_avg10: BasisPoints(4000),
+                full_avg10: BasisPoints(2000),
+                available: Mib(headroom.0 / 4),
+            },
+            act_hold: Millis::from_seconds(3),
+            act_quiet: Millis::from_seconds(15),
+        }
+    }
+}
+
+/// Which signals are over their thresholds, or have been.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Over {
+    some: bool,
+    full: bool,
+    available: bool,
+}
+
+impl Over {
+    fn of(signals: &Signals, thresholds: &Thresholds) -> Self {
+        Self {
+            some: signals.some_avg10.is_some_and(|some| some >= thresholds.some_avg10),
+            full: signals.full_avg10.is_some_and(|full| full >= thresholds.full_avg10),
+            available: signals.available.is_some_and(|left| left < thresholds.available),
+        }
+    }
+
+    const fn any(self) -> bool {
+        self.some || self.full || self.available
+    }
+
+    const fn or(self, other: Self) -> Self {
+        Self {
+            some: self.some || other.some,
+            full: self.full || other.full,
+            available: self.available || other.available,
+        }
+    }
+}
+
+/// How the gate changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateChange {
+    /// It shut.
+    Shut,
+    /// It opened.
+    Opened,
+}
+
+/// The gate of one host, with hysteresis so that it does not chatter at the boundary.
+///
+/// ```
+/// use plimsoll_policy::pressure::{Gate, GateChange, PressureRule, Signals};
+/// use plimsoll_types::{BasisPoints, Mib, Timestamp};
+///
+/// let rule = PressureRule::for_headroom(Mib(2048));
+/// let some = |bp| Signals { some_avg10: Some(BasisPoints(bp)), ..Signals::default() };
+/// let mut gate = Gate::default();
+/// assert_eq!(gate.observe(&some(999), &rule, Timestamp(0)), None);
+/// assert_eq!(gate.observe(&some(1000), &rule, Timestamp(1000)), Some(GateChange::Shut));
+/// assert_eq!(gate.observe(&some(499), &rule, Timestamp(2000)), None);
+/// assert_eq!(gate.observe(&some(499), &rule, Timestamp(16_999)), None);
+/// assert_eq!(gate.observe(&some(499), &rule, Timestamp(17_000)), Some(GateChange::Opened));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    /// Signals that were over since it shut; `None` while open. Each of them must be read again
+    /// before it opens: a probe that has gone blind does not end the pressure that it saw.
+    shut_by: Option<Over>,
+    calm_since: Option<Timestamp>,
+    act_since: Option<Timestamp>,
+    acted_at: Option<Timestamp>,
+}
+
+impl Gate {
+    /// Whether it is shut.
+    #[must_use]
+    pub fn is_shut(&self) -> bool {
+        self.shut_by.is_some()
+    }
+
+    /// Takes a reading.
+    pub fn observe(
+        &mut self,
+        signals: &Signals,
+        rule: &PressureRule,
+        now: Timestamp,
+    ) -> Option<GateChange> {
+        let acting = Over::of(signals, &rule.act).any();
+        self.act_since = if acting { Some(self.act_since.unwrap_or(now)) } else { None };
+
+        let over = Over::of(signals, &rule.shut);
+        let Some(shut_by) = self.shut_by else {
+            if !over.any() {
+                return None;
+            }
+            self.shut_by = Some(over);
+            self.calm_since = None;
+            return Some(GateChange::Shut);
+        };
+        let shut_by = shut_by.or(over);
+        self.shut_by = Some(shut_by);
+        let blind = (shut_by.some && signals.some_avg10.is_none())
+            || (shut_by.full && signals.full_avg10.is_none())
+            || (shut_by.available && signals.available.is_none());
+        if blind || Over::of(signals, &rule.open).any() {
+            self.calm_since = None;
+            return None;
+        }
+        let calm_since = *self.calm_since.get_or_insert(now);
+        if now < calm_since + rule.hold {
+            return None;
+        }
+        self.shut_by = None;
+        self.calm_since = None;
+        Some(GateChange::Opened)
+    }
+
+    /// Whether the host should act on a guest now: the pressure has stayed at the point of acting
+    /// for its time, and the last act has had its own.
+    #[must_use]
+    pub fn should_act(&self, rule: &PressureRule, now: Timestamp) -> bool {
+        let held = self.act_since.is_some_and(|since| now >= since + rule.act_hold);
+        let quiet = self.acted_at.is_none_or(|acted| now >= acted + rule.act_quiet);
+        held && quiet
+    }
+
+    /// Notes that the host has acted.
+    pub fn acted(&mut self, now: Timestamp) {
+        self.acted_at = Some(now);
+    }
+}
+
+/// A guest under pressure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest<I> {
+    /// Which.
+    pub id: I,
+    /// Never touched.
+    pub stateful: bool,
+    /// May be paused before others.
+    pub preemptible: bool,
+    /// Has had no activity for a while.
+    pub idle: bool,
+    /// Is paused already and still holds memory.
+    pub frozen: bool,
+    /// Whether its pause writes it out and frees its memory.
+    pub pause_frees: bool,
+    /// Higher is more important.
+    pub priority: i32,
+    /// What it is charged.
+    pub charge: Mib,
+}
+
+/// What to do with a guest under pressure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// Pause it.
+    Pause,
+    /// Kill it: its pause would free nothing.
+    Kill,
+}
+
+/// The next guest to act on, and how; `None` when nothing may be touched.
+///
+/// First idle preemptible guests are paused (those whose pause frees memory before those that it
+/// only freezes), then stateless guests are paused where that frees memory and killed where it
+/// does not. Within both by lowest priority, then largest charge, then id. Stateful guests never
+/// (I4). Guests that are being paused or ended already must not be among `guests`.
+#[must_use]
+pub fn next_victim<I: Copy + Ord>(guests: &[Guest<I>]) -> Option<(I, Remedy)> {
+    guests
+        .iter()
+        .filter(|guest| !guest.stateful)
+        .min_by_key(|guest| {
+            let pause_first = guest.idle && guest.preemptible && !guest.frozen;
+            let tier = match (pause_first, guest.pause_frees) {
+                (true, true) => 0,
+                (true, false) => 1,
+                (false, _) => 2,
+            };
+            (tier, guest.priority, core::cmp::Reverse(guest.charge), guest.id)
+        })
+        .map(|guest| {
+            let pause_first = guest.idle && guest.preemptible;
+            let pause = !guest.frozen && (pause_first || guest.pause_frees);
+            (guest.id, if pause { Remedy::Pause } else { Remedy::Kill })
+        })
+}

@@ -1,0 +1,268 @@
+//! Rate limits as token buckets that know when they will say yes (DESIGN 4.7).
+
+use plimsoll_types::{Millis, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// So many operations per length of time; the bucket holds as many.
+///
+/// A bucket of 100 an hour lets 80 creates through in 90 seconds, which a fixed count over every
+/// hour would too; the loop that goes on is stopped by the bucket of a minute first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Tokens per `per`, and the most that the bucket holds.
+    pub limit: u64,
+    /// The length of time.
+    pub per: Millis,
+}
+
+/// One token bucket, kept as what is owed.
+///
+/// The debt is counted in token-milliseconds: a token costs `per`, and each millisecond pays back
+/// `limit`. Both are whole numbers whatever the rate, so nothing drifts and the time of the next
+/// yes is exact. A new bucket is full; a change of plan keeps the debt.
+///
+/// ```
+/// use plimsoll_policy::rate::{Bucket, Rate};
+/// use plimsoll_types::{Millis, Timestamp};
+///
+/// let rate = Rate { limit: 60, per: Millis(60_000) };
+/// let mut bucket = Bucket::default();
+/// for _ in 0..60 {
+///     assert!(bucket.take(1, &rate, Timestamp(0)).is_ok());
+/// }
+/// assert_eq!(bucket.take(1, &rate, Timestamp(0)), Err(Some(Millis(1000))));
+/// assert!(bucket.take(1, &rate, Timestamp(1000)).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Owed token-milliseconds.
+    debt: u64,
+    /// When it was last advanced.
+    at: Timestamp,
+}
+
+impl Bucket {
+    /// The state from its parts, as a store keeps them.
+    #[must_use]
+    pub const fn from_parts(debt: u64, at: Timestamp) -> Self {
+        Self { debt, at }
+    }
+
+    /// The parts, for a store: owed token-milliseconds, and when.
+    #[must_use]
+    pub const fn parts(&self) -> (u64, Timestamp) {
+        (self.debt, self.at)
+    }
+
+    fn owed(&self, rate: &Rate, now: Timestamp) -> u64 {
+        let paid = u128::from(now.since(self.at).0) * u128::from(rate.limit);
+        let owed = u128::from(self.debt).saturating_sub(paid);
+        u64::try_from(owed).unwrap_or(self.debt)
+    }
+
+    /// Takes `tokens` or none of them.
+    ///
+    /// # Errors
+    /// The exact time until the same call would pass if nothing else took tokens, rounded up to
+    /// the millisecond; `None` when it asks for more than the bucket ever holds.
+    pub fn take(&mut self, tokens: u64, rate: &Rate, now: Timestamp) -> Result<(), Option<Millis>> {
+        self.would_take(tokens, rate, now)?;
+        let owed = self.owed(rate, now);
+        let cost = u64::try_from(cost(tokens, rate)).unwrap_or(u64::MAX);
+        self.debt = owed.saturating_add(cost);
+        self.at = self.at.max(now);
+        Ok(())
+    }
+
+    /// Whether [`Bucket::take`] would pass, without taking.
+    ///
+    /// # Errors
+    /// As [`Bucket::take`].
+    pub fn would_take(
+        &self,
+        tokens: u64,
+        rate: &Rate,
+        now: Timestamp,
+    ) -> Result<(), Option<Millis>> {
+        let cost = cost(tokens, rate);
+        let held = held(rate);
+        if cost > held {
+            return Err(None);
+        }
+        let excess = (u128::from(self.owed(rate, now)) + cost).saturating_sub(held);
+        if excess == 0 {
+            return Ok(());
+        }
+        // The cost is above zero here and at most what the bucket holds, so the limit is too.
+        let wait = excess.div_ceil(u128::from(rate.limit.max(1)));
+        // A clock that has stepped back pays nothing until it has caught up.
+        let behind = u128::from(self.at.since(now).0);
+        Err(Some(Millis(u64::try_from(wait + behind).unwrap_or(u64::MAX))))
+    }
+
+    /// Gives tokens back: the operation was refused for a reason that is not the caller's.
+    pub fn give_back(&mut self, tokens: u64, rate: &Rate) {
+        let cost = u64::try_from(cost(tokens, rate)).unwrap_or(u64::MAX);
+        self.debt = self.debt.saturating_sub(cost);
+    }
+
+    /// Whole tokens left.
+    #[must_use]
+    pub fn left(&self, rate: &Rate, now: Timestamp) -> u64 {
+        let left = held(rate).saturating_sub(self.owed(rate, now).into());
+        let whole = left / u128::from(rate.per.0.max(1));
+        u64::try_from(whole).unwrap_or(rate.limit).min(rate.limit)
+    }
+}
+
+fn cost(tokens: u64, rate: &Rate) -> u128 {
+    u128::from(tokens) * u128::from(rate.per.0)
+}
+
+/// What a full bucket holds, in token-milliseconds; at most what a signed 64-bit column keeps
+/// (2.5 x 10^12 tokens an hour).
+fn held(rate: &Rate) -> u128 {
+    const LARGEST: u128 = i64::MAX as u128;
+    cost(rate.limit, rate).min(LARGEST)
+}
+
+/// A tenant's rate limits. Absent is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RateLimits {
+    /// Catches loops.
+    pub creates_per_minute: Option<u64>,
+    /// The sustained number.
+    pub creates_per_hour: Option<u64>,
+}
+
+/// Which rate limit refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RateKind {
+    /// Creates per minute.
+    CreatesPerMinute,
+    /// Creates per hour.
+    CreatesPerHour,
+}
+
+impl RateKind {
+    /// Every rate limit, in the order in which they are checked.
+    pub const ALL: [Self; 2] = [Self::CreatesPerMinute, Self::CreatesPerHour];
+
+    /// The word used in bodies.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::CreatesPerMinute => "creates_per_minute",
+            Self::CreatesPerHour => "creates_per_hour",
+        }
+    }
+}
+
+impl RateLimits {
+    /// The rate of a kind; `None` is unlimited.
+    #[must_use]
+    pub fn rate(&self, kind: RateKind) -> Option<Rate> {
+        let (limit, seconds) = match kind {
+            RateKind::CreatesPerMinute => (self.creates_per_minute, 60),
+            RateKind::CreatesPerHour => (self.creates_per_hour, 3600),
+        };
+        limit.map(|limit| Rate { limit, per: Millis::from_seconds(seconds) })
+    }
+}
+
+/// A refusal for rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limited {
+    /// The limit that holds longest.
+    pub kind: RateKind,
+    /// Its number.
+    pub limit: u64,
+    /// When the same call passes if nothing else takes tokens: by then every limit says yes.
+    /// `None` when it asks for more at once than the limit ever lets through.
+    pub retry_after: Option<Millis>,
+}
+
+/// A tenant's token buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buckets {
+    /// For the minute's limit.
+    pub minute: Bucket,
+    /// For the hour's.
+    pub hour: Bucket,
+}
+
+impl Buckets {
+    const fn of(&self, kind: RateKind) -> &Bucket {
+        match kind {
+            RateKind::CreatesPerMinute => &self.minute,
+            RateKind::CreatesPerHour => &self.hour,
+        }
+    }
+
+    const fn of_mut(&mut self, kind: RateKind) -> &mut Bucket {
+        match kind {
+            RateKind::CreatesPerMinute => &mut self.minute,
+            RateKind::CreatesPerHour => &mut self.hour,
+        }
+    }
+
+    /// Takes `creates` tokens from every bucket, or from none.
+    ///
+    /// # Errors
+    /// With the limit that holds longest, and the exact time until all of them would pass.
+    pub fn take(
+        &mut self,
+        creates: u64,
+        limits: &RateLimits,
+        now: Timestamp,
+    ) -> Result<(), Limited> {
+        self.would_take(creates, limits, now)?;
+        for kind in RateKind::ALL {
+            if let Some(rate) = limits.rate(kind) {
+                let taken = self.of_mut(kind).take(creates, &rate, now);
+                debug_assert!(taken.is_ok(), "every bucket was asked before");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether [`Buckets::take`] would pass, without taking.
+    ///
+    /// # Errors
+    /// As [`Buckets::take`].
+    pub fn would_take(
+        &self,
+        creates: u64,
+        limits: &RateLimits,
+        now: Timestamp,
+    ) -> Result<(), Limited> {
+        let mut worst: Option<Limited> = None;
+        for kind in RateKind::ALL {
+            let Some(rate) = limits.rate(kind) else { continue };
+            let Err(retry_after) = self.of(kind).would_take(creates, &rate, now) else { continue };
+            // "Never" holds longer than any time.
+            let length = |limited: &Limited| limited.retry_after.unwrap_or(Millis(u64::MAX));
+            let limited = Limited { kind, limit: rate.limit, retry_after };
+            if worst.as_ref().is_none_or(|worst| length(worst) < length(&limited)) {
+                worst = Some(limited);
+            }
+        }
+        worst.map_or(Ok(()), Err)
+    }
+
+    /// Gives tokens back to every bucket, after a capacity refusal.
+    pub fn give_back(&mut self, creates: u64, limits: &RateLimits) {
+        for kind in RateKind::ALL {
+            if let Some(rate) = limits.rate(kind) {
+                self.of_mut(kind).give_back(creates, &rate);
+            }
+        }
+    }
+
+    /// Whole tokens left under a limit; `None` is unlimited.
+    #[must_use]
+    pub fn left(&self, kind: RateKind, limits: &RateLimits, now: Timestamp) -> Option<u64> {
+        limits.rate(kind).map(|rate| self.of(kind).left(&rate, now))
+    }
+}
