@@ -140,7 +140,9 @@ pub struct GuestLoad {
 ///
 /// Stateful guests and guests under the committed regime cost their configured memory. Any other
 /// costs its reserve until it is measured, and then the larger of its resident memory and what is
-/// left of the reserve. Overhead is added in every case.
+/// left of the reserve. A sample from before the settle time can only raise the charge: what a
+/// guest holds already is held, and its host takes the same figure out of the system's use.
+/// Overhead is added in every case.
 ///
 /// ```
 /// use plimsoll_policy::charge::{DecayRule, GuestLoad, Shape, guest_charge};
@@ -170,12 +172,11 @@ pub fn guest_charge(
         return shape.full();
     }
     let whole = reserve(rule, shape.memory, false);
-    let resident = match guest.resident {
-        Some(resident) if guest.measured => resident,
-        _ => return whole.saturating_add(shape.overhead),
+    let left = match guest.resident {
+        Some(_) if guest.measured => reserve_left(whole, decay, guest.started_at, now),
+        _ => whole,
     };
-    let left = reserve_left(whole, decay, guest.started_at, now);
-    resident.max(left).saturating_add(shape.overhead)
+    guest.resident.unwrap_or(Mib::ZERO).max(left).saturating_add(shape.overhead)
 }
 
 /// What is left of a reserve, rounded up: all of it until the guest has settled, nothing once the

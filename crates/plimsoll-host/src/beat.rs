@@ -1,0 +1,127 @@
+//! When the cell hears of the host: regularly, and at once when something large has changed.
+
+use plimsoll_types::Millis;
+
+use crate::config::HostConfig;
+use crate::effect::HostEffect;
+use crate::host::Host;
+use crate::time::{HostTime, later};
+
+/// First wait after a heartbeat that no cell took; doubles up to the heartbeat's own period, so
+/// that a cell that comes back within its stale bound finds the host at once.
+const RETRY: Millis = Millis::from_seconds(1);
+
+/// A change of what the host admits by more than a twentieth of its budget is large ...
+const LARGE_SHARE: i64 = 20;
+/// ... and by less than this never is: one small guest more or less.
+const LARGE_FLOOR_MIB: i64 = 64;
+
+/// One report, as far as its answer needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reported {
+    sequence: u64,
+    seen_through: u64,
+    admittable: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Beat {
+    /// The last report that was made, for whomever.
+    made: Option<Reported>,
+    /// The last report that was sent to the cell, and when.
+    sent: Option<(Reported, Millis)>,
+    in_flight: bool,
+    /// Asked for and not sent yet.
+    asked: bool,
+    /// Something has changed that the cell should hear of.
+    wanted: bool,
+    failures: u32,
+    failed_at: Option<Millis>,
+}
+
+impl Beat {
+    pub(crate) fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    pub(crate) fn made(&mut self, sequence: u64, seen_through: u64, admittable: Option<i64>) {
+        self.made = Some(Reported { sequence, seen_through, admittable });
+    }
+
+    pub(crate) fn sent(&mut self, sequence: u64, now: HostTime) {
+        self.asked = false;
+        self.in_flight = true;
+        self.wanted = false;
+        let reported = self.made.filter(|made| made.sequence == sequence).unwrap_or(Reported {
+            sequence,
+            seen_through: 0,
+            admittable: None,
+        });
+        self.sent = Some((reported, now.uptime));
+    }
+
+    /// The highest command number that the answered report accounted for; `None` when the answer
+    /// is to none that is known.
+    pub(crate) fn answered(&mut self, sequence: u64) -> Option<u64> {
+        self.in_flight = false;
+        self.failures = 0;
+        self.failed_at = None;
+        self.sent
+            .filter(|(reported, _)| reported.sequence == sequence)
+            .map(|(reported, _)| reported.seen_through)
+    }
+
+    pub(crate) fn failed(&mut self, now: HostTime) {
+        self.asked = false;
+        self.in_flight = false;
+        self.failures = self.failures.saturating_add(1);
+        self.failed_at = Some(now.uptime);
+    }
+
+    /// The uptime at which the next heartbeat is due; `None` while one is under way.
+    pub(crate) fn next(&self, config: &HostConfig) -> Option<Millis> {
+        if self.in_flight || self.asked {
+            return None;
+        }
+        if let Some(failed_at) = self.failed_at {
+            let doublings = self.failures.saturating_sub(1).min(16);
+            let wait = RETRY.0.saturating_mul(1 << doublings).min(config.heartbeat.0);
+            return Some(later(failed_at, Millis(wait)));
+        }
+        Some(match self.sent {
+            None => Millis::ZERO,
+            Some((_, at)) if self.wanted => later(at, config.heartbeat_gap),
+            Some((_, at)) => later(at, config.heartbeat),
+        })
+    }
+
+    fn admittable_sent(&self) -> Option<i64> {
+        self.sent.and_then(|(reported, _)| reported.admittable)
+    }
+}
+
+impl Host {
+    /// Asks for a heartbeat where one is due: regularly, and earlier when what the host admits has
+    /// moved by much since the cell last heard of it.
+    pub(crate) fn consider_heartbeat(&mut self, now: HostTime, out: &mut Vec<HostEffect>) {
+        if self.incarnation.is_none() {
+            return;
+        }
+        if !self.beat.wanted {
+            let account = self.account(now).ok().filter(|_| !self.guard.is_shut());
+            let moved = match (account, self.beat.admittable_sent()) {
+                (None, None) => false,
+                (Some(account), Some(sent)) => {
+                    let large = (account.budget / LARGE_SHARE).max(LARGE_FLOOR_MIB);
+                    account.admittable.abs_diff(sent) > large.unsigned_abs()
+                }
+                _ => true,
+            };
+            self.beat.wanted = moved;
+        }
+        if self.beat.next(&self.config).is_some_and(|due| due <= now.uptime) {
+            self.beat.asked = true;
+            out.push(HostEffect::HeartbeatNow);
+        }
+    }
+}

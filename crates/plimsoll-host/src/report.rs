@@ -1,0 +1,70 @@
+//! What a heartbeat says.
+
+use plimsoll_types::{GuestReport, HostReport, Mib, MilliCpu};
+
+use crate::host::Host;
+use crate::time::HostTime;
+
+impl Host {
+    /// The host as it stands now, for a heartbeat or for somebody who asks.
+    ///
+    /// The report accounts for every command that has reached the host: it states the highest
+    /// number, and from here on no lower one is acted on.
+    pub fn report(&mut self, now: HostTime) -> HostReport {
+        self.sequence += 1;
+        let seen_through = self.fences.publish();
+        let account = self.account(now);
+        let (memory_mib_admittable, not_admitting) = match &account {
+            _ if self.guard.is_shut() => (None, Some("pressure".to_owned())),
+            Ok(account) => (Some(account.admittable), None),
+            Err(reason) => (None, Some(reason.clone())),
+        };
+        self.beat.made(self.sequence, seen_through, memory_mib_admittable);
+
+        let regime = self.regime();
+        let mut guests: Vec<GuestReport> =
+            self.guests.values().map(|guest| guest.report(regime, now)).collect();
+        guests.extend(self.reservations.values().filter_map(|held| held.report(regime, now)));
+        // What could not be read stays at zero here; `not_admitting` says so, and no figure of a
+        // host that does not admit is used.
+        let (memory_mib_total, memory_mib_used) = match &account {
+            Ok(account) => (account.physical, account.system_used.saturating_add(self.held())),
+            Err(_) => (self.physical().unwrap_or(Mib::ZERO), self.held()),
+        };
+        let machine = self.machine.as_ref();
+        let cpu = |read: fn(&crate::ledger::Machine) -> Option<MilliCpu>| {
+            machine.and_then(read).unwrap_or(MilliCpu::ZERO)
+        };
+        let config = &self.config;
+        HostReport {
+            host: config.host.clone(),
+            boot_id: config.boot_id.clone(),
+            incarnation: self.incarnation,
+            sequence: self.sequence,
+            seen_through: Some(seen_through),
+            heartbeat_at: now.clock,
+            uptime_millis: Some(now.uptime.0),
+            pool: config.pool.clone(),
+            region: config.region.clone(),
+            address: config.address.clone(),
+            labels: config.labels.clone(),
+            drivers: config.drivers,
+            cpu_millis_total: cpu(|machine| machine.cpu_total.as_ref().ok().copied()),
+            cpu_millis_used: cpu(|machine| machine.cpu_used.as_ref().ok().copied()),
+            memory_mib_total,
+            memory_mib_used,
+            memory_admission: Some(regime),
+            memory_mib_admittable,
+            not_admitting,
+            starts_in_flight: self.starts_in_flight(),
+            starts_limit: config.starts_limit,
+            counted: self.counted_free(),
+            stream_restore: config.stream_restore,
+            pressure_bp: machine.and_then(|machine| machine.pressure_bp.as_ref().ok().copied()),
+            reservations: self.reservations.keys().copied().collect(),
+            guests,
+            foreign_guests: self.foreign.clone(),
+            complete: self.adopted,
+        }
+    }
+}
