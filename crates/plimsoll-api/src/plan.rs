@@ -1,0 +1,477 @@
+//! Plans, tenants and keys.
+
+use plimsoll_types::{HostId, KeyId, PlanId, TenantId, bounds};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::edit::Patch;
+use crate::input::{Body, FieldError, check_opt, check_text};
+use crate::sandbox::yes;
+use crate::secret::Secret;
+use crate::time::Time;
+
+/// One limit. `null` is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// The limit, in the unit of its counter.
+    #[serde(default)]
+    pub limit: Option<u64>,
+}
+
+/// A sustained limit and the burst above it. `null` is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BurstLimit {
+    /// What may be held for ever.
+    #[serde(default)]
+    pub limit: Option<u64>,
+    /// What may be held while there is credit; the limit itself where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_limit: Option<u64>,
+}
+
+impl BurstLimit {
+    fn validate(&self, field: &str) -> Result<(), FieldError> {
+        let within = |error: FieldError| error.within(field);
+        check_opt("limit", self.limit).map_err(within)?;
+        check_opt("burst_limit", self.burst_limit).map_err(within)?;
+        match (self.limit, self.burst_limit) {
+            (Some(limit), Some(burst)) if burst < limit => {
+                let bound = format!("at least the limit, {limit}");
+                Err(FieldError::new(format!("{field}.burst_limit"), burst, bound))
+            }
+            (None, Some(burst)) => {
+                let bound = "no burst beside no limit";
+                Err(FieldError::new(format!("{field}.burst_limit"), burst, bound))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Limit {
+    fn validate(&self, field: &str) -> Result<(), FieldError> {
+        check_opt("limit", self.limit).map_err(|error| error.within(field))
+    }
+}
+
+/// Declares a set of limits by counter, its PATCH form, and what both need.
+macro_rules! limits {
+    (
+        $(#[$doc:meta])* $name:ident, $patch:ident, $limit:ident, $word:literal,
+        { $($(#[$fdoc:meta])* $field:ident,)* }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $(
+                $(#[$fdoc])*
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                pub $field: Option<$limit>,
+            )*
+        }
+
+        impl $name {
+            fn validate(&self) -> Result<(), FieldError> {
+                $(
+                    if let Some(limit) = &self.$field {
+                        limit.validate(concat!($word, ".", stringify!($field)))?;
+                    }
+                )*
+                Ok(())
+            }
+
+            /// These limits, and those of `other` where these are silent.
+            #[must_use]
+            pub fn or(&self, other: &Self) -> Self {
+                Self { $($field: self.$field.or(other.$field),)* }
+            }
+        }
+
+        /// Limits to change: absent stays, `null` goes.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct $patch {
+            $(
+                $(#[$fdoc])*
+                #[serde(default, skip_serializing_if = "Patch::is_keep")]
+                #[schema(value_type = Option<$limit>)]
+                pub $field: Patch<$limit>,
+            )*
+        }
+
+        impl $patch {
+            /// Changes the limits that the body names.
+            pub fn apply(self, held: &mut $name) {
+                $(self.$field.apply(&mut held.$field);)*
+            }
+        }
+    };
+}
+
+limits!(
+    /// How much may be alive at once. An absent counter is unlimited.
+    ConcurrencyLimits, ConcurrencyPatch, BurstLimit, "concurrency",
+    {
+        /// Sandboxes in any state but queued, terminated and failed.
+        sandboxes,
+        /// Virtual CPUs.
+        vcpus,
+        /// Configured memory, without overhead.
+        memory_mib,
+    }
+);
+
+limits!(
+    /// How much may be used in one period. An absent counter is unlimited.
+    ConsumptionLimits, ConsumptionPatch, Limit, "consumption",
+    {
+        /// CPU-seconds.
+        cpu_seconds,
+        /// GiB-hours of memory charged.
+        gib_hours,
+        /// Bytes sent out.
+        egress_bytes,
+    }
+);
+
+limits!(
+    /// How often something may be done. An absent counter is unlimited.
+    RateLimits, RatePatch, Limit, "rate",
+    {
+        /// Creates a minute, against loops.
+        creates_per_minute,
+        /// Creates an hour, sustained.
+        creates_per_hour,
+        /// Forks a minute.
+        forks_per_minute,
+        /// Forks an hour.
+        forks_per_hour,
+        /// Resumes a minute.
+        resumes_per_minute,
+        /// Resumes an hour.
+        resumes_per_hour,
+    }
+);
+
+/// All limits of a plan, or those that a tenant has of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// How much may be alive at once.
+    #[serde(default)]
+    pub concurrency: ConcurrencyLimits,
+    /// How much may be used in one period.
+    #[serde(default)]
+    pub consumption: ConsumptionLimits,
+    /// How often something may be done.
+    #[serde(default)]
+    pub rate: RateLimits,
+}
+
+impl Limits {
+    /// These limits, and those of `plan` where these are silent: a tenant's overrides before its
+    /// plan.
+    #[must_use]
+    pub fn or(&self, plan: &Self) -> Self {
+        Self {
+            concurrency: self.concurrency.or(&plan.concurrency),
+            consumption: self.consumption.or(&plan.consumption),
+            rate: self.rate.or(&plan.rate),
+        }
+    }
+}
+
+impl Body for Limits {
+    fn validate(&self) -> Result<(), FieldError> {
+        self.concurrency.validate()?;
+        self.consumption.validate()?;
+        self.rate.validate()
+    }
+}
+
+/// Limits to change, counter by counter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsPatch {
+    /// How much may be alive at once.
+    #[serde(default)]
+    pub concurrency: ConcurrencyPatch,
+    /// How much may be used in one period.
+    #[serde(default)]
+    pub consumption: ConsumptionPatch,
+    /// How often something may be done.
+    #[serde(default)]
+    pub rate: RatePatch,
+}
+
+impl LimitsPatch {
+    /// Changes the limits that the body names.
+    pub fn apply(self, held: &mut Limits) {
+        self.concurrency.apply(&mut held.concurrency);
+        self.consumption.apply(&mut held.consumption);
+        self.rate.apply(&mut held.rate);
+    }
+}
+
+impl Body for LimitsPatch {
+    fn validate(&self) -> Result<(), FieldError> {
+        let mut set = Limits::default();
+        self.clone().apply(&mut set);
+        set.validate()
+    }
+}
+
+/// A plan: a set of limits that tenants are given. Its PATCH body is [`LimitsPatch`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub id: PlanId,
+    /// How much may be alive at once.
+    #[serde(default)]
+    pub concurrency: ConcurrencyLimits,
+    /// How much may be used in one period.
+    #[serde(default)]
+    pub consumption: ConsumptionLimits,
+    /// How often something may be done.
+    #[serde(default)]
+    pub rate: RateLimits,
+}
+
+impl Plan {
+    /// A plan of the given limits.
+    #[must_use]
+    pub fn new(id: PlanId, limits: Limits) -> Self {
+        let Limits { concurrency, consumption, rate } = limits;
+        Self { id, concurrency, consumption, rate }
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            concurrency: self.concurrency.clone(),
+            consumption: self.consumption.clone(),
+            rate: self.rate.clone(),
+        }
+    }
+}
+
+impl Body for Plan {
+    fn validate(&self) -> Result<(), FieldError> {
+        self.limits().validate()
+    }
+}
+
+/// Body of `POST /v1/admin/tenants`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateTenant {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub id: TenantId,
+    /// Its plan; `default` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub plan: Option<PlanId>,
+    /// Whether a payment method is on file.
+    #[serde(default)]
+    pub payment_method: bool,
+    /// Whether its subscription is live. A tenant pays if both hold, and is then never refused for
+    /// consumption.
+    #[serde(default = "yes")]
+    pub subscription_live: bool,
+    /// Since when it is a tenant; now where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Time>,
+    /// Limits of its own, before its plan's.
+    #[serde(default)]
+    pub overrides: Limits,
+    /// Day of the month on which its period begins, in UTC, the last day of shorter months; the
+    /// first where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub period_anchor_day: Option<u8>,
+}
+
+impl Body for CreateTenant {
+    fn validate(&self) -> Result<(), FieldError> {
+        check_opt("period_anchor_day", self.period_anchor_day)?;
+        self.overrides.validate().map_err(|error| error.within("overrides"))
+    }
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Tenant {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub id: TenantId,
+    /// Its plan.
+    #[schema(value_type = String)]
+    pub plan: PlanId,
+    /// Whether a payment method is on file.
+    pub payment_method: bool,
+    /// Whether its subscription is live.
+    #[serde(default = "yes")]
+    pub subscription_live: bool,
+    /// Since when it is a tenant.
+    pub created_at: Time,
+    /// Limits of its own, before its plan's.
+    pub overrides: Limits,
+    /// Whether an operator has suspended it.
+    #[serde(default)]
+    pub suspended: bool,
+    /// Day of the month on which its period begins.
+    #[serde(default)]
+    pub period_anchor_day: Option<u8>,
+}
+
+/// Body of `PATCH /v1/admin/tenants/{id}`: what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TenantPatch {
+    /// Another plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub plan: Option<PlanId>,
+    /// Whether a payment method is on file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payment_method: Option<bool>,
+    /// Whether its subscription is live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscription_live: Option<bool>,
+    /// Limits of its own to change, counter by counter; a counter that is `null` goes back to the
+    /// plan's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<LimitsPatch>,
+    /// Whether it is suspended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<bool>,
+    /// Day of the month on which its period begins.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<u8>)]
+    pub period_anchor_day: Patch<u8>,
+}
+
+impl TenantPatch {
+    /// Changes what the body names.
+    pub fn apply(self, held: &mut Tenant) {
+        held.plan = self.plan.unwrap_or_else(|| held.plan.clone());
+        held.payment_method = self.payment_method.unwrap_or(held.payment_method);
+        held.subscription_live = self.subscription_live.unwrap_or(held.subscription_live);
+        held.suspended = self.suspended.unwrap_or(held.suspended);
+        self.period_anchor_day.apply(&mut held.period_anchor_day);
+        if let Some(overrides) = self.overrides {
+            overrides.apply(&mut held.overrides);
+        }
+    }
+}
+
+impl Body for TenantPatch {
+    fn validate(&self) -> Result<(), FieldError> {
+        check_opt("period_anchor_day", self.period_anchor_day.as_set().copied())?;
+        let Some(overrides) = &self.overrides else { return Ok(()) };
+        overrides.validate().map_err(|error| error.within("overrides"))
+    }
+}
+
+/// What a key may do.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Its own tenant only.
+    Tenant,
+    /// Everything.
+    Operator,
+    /// Heartbeats, and its own host.
+    Host,
+}
+
+impl Role {
+    /// The word at every edge.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Operator => "operator",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Body of `POST /v1/admin/keys`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    /// What it may do.
+    pub role: Role,
+    /// Role tenant: which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub tenant: Option<TenantId>,
+    /// Role host: which; any host where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub host: Option<HostId>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+impl Body for CreateKey {
+    fn validate(&self) -> Result<(), FieldError> {
+        if let Some(description) = &self.description {
+            check_text("description", description, bounds::LABEL_LENGTH_MAX)?;
+        }
+        match (self.role, &self.tenant, &self.host) {
+            (Role::Tenant, None, _) => {
+                Err(FieldError::new("tenant", "nothing", "the tenant that the key speaks for"))
+            }
+            (Role::Tenant | Role::Operator, _, Some(host)) => {
+                Err(FieldError::new("host", host, "nothing but for role host"))
+            }
+            (Role::Operator | Role::Host, Some(tenant), _) => {
+                Err(FieldError::new("tenant", tenant, "nothing but for role tenant"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A key, without what it proves itself by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    /// Its id.
+    #[schema(value_type = String)]
+    pub id: KeyId,
+    /// What it may do.
+    pub role: Role,
+    /// Role tenant: which.
+    #[schema(value_type = Option<String>)]
+    pub tenant: Option<TenantId>,
+    /// Role host: which; any where `null`.
+    #[schema(value_type = Option<String>)]
+    pub host: Option<HostId>,
+    /// For people.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// When it was made.
+    #[serde(default)]
+    pub created_at: Option<Time>,
+}
+
+/// Answer to the making of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewKey {
+    /// The secret, shown this once.
+    pub key: Secret,
+    /// The rest.
+    #[serde(flatten)]
+    pub info: Key,
+}
