@@ -141,6 +141,9 @@ pub struct Guest {
     /// For an exited guest, how.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// Why the host itself paused or stopped it, where it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// What the cell fills in where a heartbeat is silent.
@@ -206,6 +209,9 @@ impl Guest {
             return Err(FieldError::new("id", "an empty text", "an id"));
         }
         check_text("id", &self.id, bounds::LABEL_LENGTH_MAX)?;
+        if let Some(reason) = &self.reason {
+            check_text("reason", reason, bounds::LABEL_LENGTH_MAX)?;
+        }
         check("memory_mib", self.memory_mib)?;
         check_opt("resident_mib", self.resident_mib)?;
         check_opt("charge_mib", self.charge_mib)
@@ -225,6 +231,7 @@ impl Guest {
             egress_bytes_total: self.egress_bytes_total,
             last_active_at: self.last_active_at.map(Into::into),
             exit_code: self.exit_code,
+            reason: self.reason,
         }
     }
 }
@@ -322,6 +329,7 @@ impl From<HostReport> for Heartbeat {
             egress_bytes_total: 0,
             last_active_at: None,
             exit_code: None,
+            reason: None,
         });
         let guests = report.guests.into_iter().map(Guest::from).chain(foreign).collect();
         Self {
@@ -376,6 +384,7 @@ impl From<GuestReport> for Guest {
             egress_bytes_total: report.egress_bytes_total,
             last_active_at: report.last_active_at.map(Into::into),
             exit_code: report.exit_code,
+            reason: report.reason,
         }
     }
 }

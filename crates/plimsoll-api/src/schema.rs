@@ -215,6 +215,8 @@ pub(crate) struct HeartbeatAnswer {
     unexpected_guests: Vec<String>,
     /// Committed reservations on this host.
     reservations: Vec<HostReservation>,
+    /// The pool's regime.
+    regime: Option<Regime>,
 }
 
 #[cfg(test)]
@@ -242,7 +244,7 @@ mod tests {
             ["mode", "idle_seconds", "min_run_seconds"].map(String::from).into();
         assert_eq!(keys(&types::Preemption::default()), preemption);
         let answer: BTreeSet<String> =
-            ["accepted", "unexpected_guests", "reservations"].map(String::from).into();
+            ["accepted", "unexpected_guests", "reservations", "regime"].map(String::from).into();
         assert_eq!(keys(&types::HeartbeatAnswer::default()), answer);
     }
 }
