@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use plimsoll_types::{
-    DecisionId, FilterCounts, HostId, PolicyMode, PoolName, RefusalCode, Regime, ReservationId,
-    SandboxId, TenantId,
+    DecisionId, FilterCounts, HostFilter, HostId, PolicyMode, PoolName, RefusalCode, Regime,
+    TenantId,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::explain::Verdict;
 use crate::input::FieldError;
 use crate::page::{ListQuery, Pairs, push, unknown, word};
 use crate::schema;
@@ -39,12 +40,17 @@ pub struct HostView {
     pub pool: PoolName,
     /// What the cell holds it for.
     pub status: HostStatus,
+    /// Why nothing new is placed on it; `null` where something is.
+    #[schema(value_type = Option<String>)]
+    pub standing: Option<HostFilter>,
     /// Age of its last report by the cell's clock.
     pub age_millis: Option<u64>,
-    /// When its last report arrived.
-    pub received_at: Option<Time>,
     /// Its own clock at that report.
+    #[serde(default)]
     pub heartbeat_at: Option<Time>,
+    /// When it was first seen.
+    #[serde(default)]
+    pub enrolled_at: Option<Time>,
     /// Where it stands.
     #[serde(default)]
     pub region: Option<String>,
@@ -58,12 +64,10 @@ pub struct HostView {
     pub drivers: Vec<String>,
     /// Start of its reporter.
     pub boot_id: Option<String>,
-    /// Given by the cell at the agent's start.
+    /// Given by the cell at the agent's start; `null` without our agent.
     pub incarnation: Option<u64>,
     /// Of its last report.
     pub sequence: Option<u64>,
-    /// Highest command number that its last report accounts for.
-    pub seen_through: Option<u64>,
     /// All CPU.
     pub cpu_millis_total: u64,
     /// CPU in use.
@@ -79,49 +83,38 @@ pub struct HostView {
     pub memory_mib_admittable: Option<i64>,
     /// Why the above is `null`.
     pub not_admitting: Option<String>,
-    /// Admissions that its last report cannot know of.
+    /// Charges of admissions that its last report cannot know of.
     pub pending_mib: u64,
-    /// What the cell will still send there: admittable less pending.
-    pub admittable_effective_mib: Option<i64>,
-    /// Sum of its guests' charges, as it reported them.
-    pub charged_mib: u64,
-    /// Sum of its guests' resident memory, as measured.
-    #[serde(default)]
-    pub resident_mib: u64,
-    /// Sum of its guests' configured memory, by the cell's records.
-    pub committed_mib: u64,
-    /// Of that, stateful.
-    #[serde(default)]
-    pub stateful_mib: u64,
-    /// Guests that it listed.
+    /// What the cell will still send there: the one less the other.
+    pub effective_mib: Option<i64>,
+    /// Sandboxes and reservations on it.
     pub guests: u64,
-    /// Of these, guests that it should not have.
+    /// Sum of their charges.
+    pub charged_mib: u64,
+    /// Sum of their configured memory.
+    pub configured_mib: u64,
+    /// Sum of their measured memory.
+    pub resident_mib: u64,
+    /// Guests that it should not have.
     #[serde(default)]
     pub unexpected_guests: Vec<String>,
-    /// Reservations held there.
-    pub reservations: u64,
     /// Starts under way, those sent since the report included.
     pub starts_in_flight: u32,
     /// Most starts at once; `null` is unbounded.
     pub starts_limit: Option<u32>,
-    /// Free counted resources.
+    /// Free counted resources, as reported.
     #[serde(default)]
     pub counted: BTreeMap<String, u64>,
-    /// Whether guests boot without pulling their whole memory first.
-    #[serde(default)]
-    pub stream_restore: bool,
     /// Memory pressure in basis points, where known.
+    #[serde(default)]
     pub pressure_bp: Option<u32>,
     /// Whether an operator is emptying it.
     pub draining: bool,
-    /// Set aside after failures or refusals, until then.
-    pub set_aside_until: Option<Time>,
     /// Failures or refusals in a row.
     #[serde(default)]
     pub failures_in_a_row: u32,
-    /// Whether its last inventory was whole.
-    #[serde(default)]
-    pub complete: bool,
+    /// Set aside after these, until then.
+    pub set_aside_until: Option<Time>,
 }
 
 /// One row of the decision log.
@@ -135,55 +128,50 @@ pub struct DecisionView {
     /// Whose request it was.
     #[schema(value_type = String)]
     pub tenant: TenantId,
-    /// What was asked: `create`, `fork`, `resume`, `start`, `reserve`, ...
-    pub kind: String,
-    /// `admit`, `queue` or `refuse`.
-    pub verdict: crate::explain::Verdict,
+    /// What was asked: `create`, `fork`, `resume`, `reserve` or `reserve_batch`.
+    pub verb: String,
+    /// Yes or no.
+    pub verdict: Verdict,
     /// Which no.
     #[schema(value_type = Option<schema::RefusalCode>)]
     pub code: Option<RefusalCode>,
     /// For people.
     #[serde(default)]
     pub detail: Option<String>,
-    /// The sandbox that it was about.
+    /// The sandbox, or the first reservation, that it was about.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub sandbox: Option<SandboxId>,
-    /// The reservation that it was about.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub reservation: Option<ReservationId>,
+    pub object: Option<String>,
     /// The pool chosen, or asked first.
     #[schema(value_type = Option<String>)]
     pub pool: Option<PoolName>,
     /// The host chosen.
     #[schema(value_type = Option<String>)]
     pub host: Option<HostId>,
-    /// Configured memory.
+    /// Configured memory, in sum.
     pub memory_mib: u64,
-    /// Virtual CPUs.
+    /// Virtual CPUs, in sum.
     pub vcpus: u64,
     /// Whether it was charged in full for its state.
     pub stateful: bool,
-    /// What was charged, or would have been.
+    /// What was charged, or would have been, in sum.
     pub charge_mib: u64,
+    /// How many items, for a batch; else 1.
+    #[serde(default)]
+    pub items: u32,
     /// Version of the policy snapshot; `null` for the local policy.
     pub policy_version: Option<u64>,
     /// Its mode.
-    #[schema(value_type = Option<schema::PolicyMode>)]
-    pub policy_mode: Option<PolicyMode>,
+    #[schema(value_type = schema::PolicyMode)]
+    pub policy_mode: PolicyMode,
     /// How many hosts fell to each filter.
-    #[schema(value_type = Option<schema::FilterCounts>)]
-    pub counts: Option<FilterCounts>,
-    /// The counter that refused, such as `concurrency.vcpus`.
+    #[schema(value_type = schema::FilterCounts)]
+    pub counts: FilterCounts,
+    /// Slots held in the pool at that moment.
     #[serde(default)]
-    pub counter: Option<String>,
-    /// When trying again was said to make sense.
+    pub slots_held: Option<u64>,
+    /// Its limit then; `null` is unlimited.
     #[serde(default)]
-    pub retry_after_millis: Option<u64>,
-    /// Whether hosts were left unasked.
-    #[serde(default)]
-    pub unprobed: bool,
+    pub slots_limit: Option<u64>,
 }
 
 /// Query of `GET /v1/admin/decisions`.
@@ -275,16 +263,22 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct StatusCounts {
-    /// Hosts by status.
-    pub hosts: BTreeMap<String, u64>,
-    /// Sandboxes by status, those at their end left out.
-    pub sandboxes: BTreeMap<String, u64>,
-    /// Reservations by state.
-    pub reservations: BTreeMap<String, u64>,
     /// Tenants.
     pub tenants: u64,
     /// Pools.
     pub pools: u64,
+    /// Hosts.
+    pub hosts: u64,
+    /// Hosts that would take something.
+    pub hosts_ready: u64,
+    /// Sandboxes that have neither ended nor wait for their first start.
+    pub sandboxes_live: u64,
+    /// Sandboxes that wait for their first start.
+    pub sandboxes_queued: u64,
+    /// Reservations that hold.
+    pub reservations_held: u64,
+    /// Requests that wait for hosts to be asked afresh.
+    pub parked: u64,
     /// Breaches of invariants since the start, by id; empty when all is well.
     pub invariant_violations: BTreeMap<String, u64>,
 }

@@ -13,6 +13,7 @@ use crate::input::{Body, FieldError, check, check_counted, check_text};
 use crate::page::{Pairs, push, unknown};
 use crate::problem::refusal;
 use crate::sandbox::{check_exec, exec_timeout_seconds};
+use crate::secret::Secret;
 
 /// Body of `POST /v1/hosts/{host}/register`: an agent has started. Unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -29,10 +30,9 @@ pub struct RegisterHost {
     /// Version of the host protocol that the agent speaks.
     #[serde(default)]
     pub protocol: u32,
-    /// The incarnation that the agent held before this start, so that a cell that lost its store
-    /// does not hand out an older one.
-    #[serde(default)]
-    pub incarnation: Option<u64>,
+    /// What the cell is to show the agent with each call, made by the agent at its enrolment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
 }
 
 impl Body for RegisterHost {
@@ -41,8 +41,21 @@ impl Body for RegisterHost {
             return Err(FieldError::new("boot_id", "an empty text", "a text new at each start"));
         }
         check_text("boot_id", &self.boot_id, bounds::LABEL_LENGTH_MAX)?;
+        if let Some(secret) = &self.secret {
+            check_secret("secret", secret.expose())?;
+        }
         self.address.as_ref().map_or(Ok(()), |address| check_address("address", address))
     }
+}
+
+/// Checks a secret without repeating it: it is to fit into a header.
+fn check_secret(field: &str, secret: &str) -> Result<(), FieldError> {
+    let fits = (1..=bounds::LABEL_LENGTH_MAX).contains(&secret.len());
+    if fits && secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    let bound = format!("1 to {} visible ASCII characters", bounds::LABEL_LENGTH_MAX);
+    Err(FieldError::new(field, "a hidden value", bound))
 }
 
 /// Answer to a registration.

@@ -53,9 +53,9 @@ impl FieldError {
     }
 }
 
-/// Environment values never reach an error, which may be logged.
+/// Environment values and secrets never reach an error, which may be logged.
 fn is_secret(field: &str) -> bool {
-    field.split('.').any(|part| part == "env")
+    field.split('.').any(|part| matches!(part, "env" | "secret"))
 }
 
 fn shorten(given: &impl std::fmt::Display) -> String {
@@ -132,8 +132,7 @@ fn explain(bytes: &[u8], error: &serde_json::Error) -> FieldError {
     }
     let field = if place.path.is_empty() { "body".to_owned() } else { place.path };
     let expected = Bound::of(&field).map_or_else(|| allowed(message), |bound| bound.to_string());
-    let expected =
-        if is_secret(&field) { "names and values that are text".into() } else { expected };
+    let expected = if is_secret(&field) { "text".into() } else { expected };
     FieldError::new(field, place.given, expected)
 }
 

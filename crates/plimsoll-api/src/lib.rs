@@ -30,10 +30,7 @@ pub use admin::{
 };
 pub use agent::{EndGuest, GuestExec, RegisterAnswer, RegisterHost, check_command, outcome_status};
 pub use edit::Patch;
-pub use explain::{
-    ExplainRequest, Explanation, HostLine, PolicyPart, PoolLine, QuotaCounterLine, QuotaPart,
-    SlotPart, Verdict,
-};
+pub use explain::{CheckLine, ExplainRequest, Explanation, HostLine, Verdict};
 pub use host::{Guest, Heartbeat, HeartbeatDefaults};
 pub use input::{
     Body, FieldError, IDEMPOTENCY_KEY_HEADER, check_idempotency_key, parse, parse_or_default,
@@ -54,16 +51,16 @@ pub use problem::{
     retry_after_seconds,
 };
 pub use quota::{
-    BurstUsage, ConcurrencyUsage, Consumer, ConsumptionUsage, QuotaState, QuotaView, RateUsage,
-    TokensLeft, UsageGroup, UsageQuery, UsageRow, UsedOf,
+    BurstUsage, ConcurrencyUsage, Consumer, ConsumptionUsage, QuotaState, QuotaView, TokensLeft,
+    UsageGroup, UsageQuery, UsageRow, UsedOf,
 };
 pub use reservation::{
     CommitReservation, DryRun, RenewReservation, Reservation, ReservationBatch, ReservationState,
     Reservations, ReserveMode, ReserveRequest,
 };
 pub use sandbox::{
-    CreateSandbox, Env, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, PatchLifecycle,
-    PatchSandbox, Sandbox,
+    CreateSandbox, Env, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, PatchSandbox,
+    Sandbox,
 };
 pub use secret::Secret;
 pub use time::{Time, TimeError};

@@ -6,11 +6,16 @@ use utoipa::ToSchema;
 
 use crate::edit::Patch;
 use crate::input::{Body, FieldError, check_opt, check_text};
-use crate::sandbox::yes;
 use crate::secret::Secret;
 use crate::time::Time;
 
-/// One limit. `null` is unlimited.
+/// A limit that may state nothing.
+trait Silent {
+    /// Whether it states nothing.
+    fn is_silent(&self) -> bool;
+}
+
+/// One limit. `null` is unlimited in a plan; in a tenant's overrides it is the plan's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
@@ -19,7 +24,8 @@ pub struct Limit {
     pub limit: Option<u64>,
 }
 
-/// A sustained limit and the burst above it. `null` is unlimited.
+/// A sustained limit and the burst above it. `null` is unlimited in a plan; in a tenant's overrides
+/// it is the plan's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BurstLimit {
@@ -29,6 +35,12 @@ pub struct BurstLimit {
     /// What may be held while there is credit; the limit itself where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_limit: Option<u64>,
+}
+
+impl Silent for BurstLimit {
+    fn is_silent(&self) -> bool {
+        self.limit.is_none() && self.burst_limit.is_none()
+    }
 }
 
 impl BurstLimit {
@@ -50,6 +62,12 @@ impl BurstLimit {
     }
 }
 
+impl Silent for Limit {
+    fn is_silent(&self) -> bool {
+        self.limit.is_none()
+    }
+}
+
 impl Limit {
     fn validate(&self, field: &str) -> Result<(), FieldError> {
         check_opt("limit", self.limit).map_err(|error| error.within(field))
@@ -68,25 +86,21 @@ macro_rules! limits {
         pub struct $name {
             $(
                 $(#[$fdoc])*
-                #[serde(default, skip_serializing_if = "Option::is_none")]
-                pub $field: Option<$limit>,
+                #[serde(default, skip_serializing_if = "Silent::is_silent")]
+                pub $field: $limit,
             )*
         }
 
         impl $name {
             fn validate(&self) -> Result<(), FieldError> {
-                $(
-                    if let Some(limit) = &self.$field {
-                        limit.validate(concat!($word, ".", stringify!($field)))?;
-                    }
-                )*
+                $(self.$field.validate(concat!($word, ".", stringify!($field)))?;)*
                 Ok(())
             }
 
             /// These limits, and those of `other` where these are silent.
             #[must_use]
             pub fn or(&self, other: &Self) -> Self {
-                Self { $($field: self.$field.or(other.$field),)* }
+                Self { $($field: if self.$field.is_silent() { other.$field } else { self.$field },)* }
             }
         }
 
@@ -105,7 +119,13 @@ macro_rules! limits {
         impl $patch {
             /// Changes the limits that the body names.
             pub fn apply(self, held: &mut $name) {
-                $(self.$field.apply(&mut held.$field);)*
+                $(
+                    match self.$field {
+                        Patch::Keep => {}
+                        Patch::Clear => held.$field = $limit::default(),
+                        Patch::Set(limit) => held.$field = limit,
+                    }
+                )*
             }
         }
     };
@@ -278,13 +298,10 @@ pub struct CreateTenant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub plan: Option<PlanId>,
-    /// Whether a payment method is on file.
+    /// Whether it pays: a payment method is on file and its subscription is live. It is then never
+    /// refused for consumption.
     #[serde(default)]
     pub payment_method: bool,
-    /// Whether its subscription is live. A tenant pays if both hold, and is then never refused for
-    /// consumption.
-    #[serde(default = "yes")]
-    pub subscription_live: bool,
     /// Since when it is a tenant; now where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Time>,
@@ -313,18 +330,18 @@ pub struct Tenant {
     /// Its plan.
     #[schema(value_type = String)]
     pub plan: PlanId,
-    /// Whether a payment method is on file.
+    /// Whether it pays: a payment method is on file and its subscription is live.
     pub payment_method: bool,
-    /// Whether its subscription is live.
-    #[serde(default = "yes")]
-    pub subscription_live: bool,
     /// Since when it is a tenant.
     pub created_at: Time,
     /// Limits of its own, before its plan's.
     pub overrides: Limits,
-    /// Whether an operator has suspended it.
+    /// Whether an operator has suspended it: it starts nothing.
     #[serde(default)]
     pub suspended: bool,
+    /// Why.
+    #[serde(default)]
+    pub suspended_reason: Option<String>,
     /// Day of the month on which its period begins.
     #[serde(default)]
     pub period_anchor_day: Option<u8>,
@@ -338,12 +355,9 @@ pub struct TenantPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub plan: Option<PlanId>,
-    /// Whether a payment method is on file.
+    /// Whether it pays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payment_method: Option<bool>,
-    /// Whether its subscription is live.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub subscription_live: Option<bool>,
     /// Limits of its own to change, counter by counter; a counter that is `null` goes back to the
     /// plan's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -351,6 +365,9 @@ pub struct TenantPatch {
     /// Whether it is suspended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<bool>,
+    /// Why it is suspended; gone when it no longer is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended_reason: Option<String>,
     /// Day of the month on which its period begins.
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<u8>)]
@@ -362,8 +379,12 @@ impl TenantPatch {
     pub fn apply(self, held: &mut Tenant) {
         held.plan = self.plan.unwrap_or_else(|| held.plan.clone());
         held.payment_method = self.payment_method.unwrap_or(held.payment_method);
-        held.subscription_live = self.subscription_live.unwrap_or(held.subscription_live);
         held.suspended = self.suspended.unwrap_or(held.suspended);
+        held.suspended_reason = match self.suspended_reason {
+            _ if !held.suspended => None,
+            Some(reason) => Some(reason),
+            None => held.suspended_reason.take(),
+        };
         self.period_anchor_day.apply(&mut held.period_anchor_day);
         if let Some(overrides) = self.overrides {
             overrides.apply(&mut held.overrides);
@@ -374,6 +395,9 @@ impl TenantPatch {
 impl Body for TenantPatch {
     fn validate(&self) -> Result<(), FieldError> {
         check_opt("period_anchor_day", self.period_anchor_day.as_set().copied())?;
+        if let Some(reason) = &self.suspended_reason {
+            check_text("suspended_reason", reason, bounds::LABEL_LENGTH_MAX)?;
+        }
         let Some(overrides) = &self.overrides else { return Ok(()) };
         overrides.validate().map_err(|error| error.within("overrides"))
     }
@@ -419,16 +443,10 @@ pub struct CreateKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostId>,
-    /// For people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
 }
 
 impl Body for CreateKey {
     fn validate(&self) -> Result<(), FieldError> {
-        if let Some(description) = &self.description {
-            check_text("description", description, bounds::LABEL_LENGTH_MAX)?;
-        }
         match (self.role, &self.tenant, &self.host) {
             (Role::Tenant, None, _) => {
                 Err(FieldError::new("tenant", "nothing", "the tenant that the key speaks for"))
@@ -458,9 +476,6 @@ pub struct Key {
     /// Role host: which; any where `null`.
     #[schema(value_type = Option<String>)]
     pub host: Option<HostId>,
-    /// For people.
-    #[serde(default)]
-    pub description: Option<String>,
     /// When it was made.
     #[serde(default)]
     pub created_at: Option<Time>,

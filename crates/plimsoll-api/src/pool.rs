@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::edit::Patch;
-use crate::host::check_address;
 use crate::input::{
     Body, FieldError, check, check_command_words, check_counted, check_labels, check_opt,
     check_text,
 };
-use crate::sandbox::{Env, PatchLifecycle, check_lifecycle};
+use crate::sandbox::{Env, check_lifecycle, merge_lifecycle};
 use crate::schema;
 
 /// Most pools that one pool may overflow to: a request asks each in turn.
@@ -58,9 +57,6 @@ pub struct Pool {
     /// Whether it is a provider outside, without hosts of its own.
     #[serde(default)]
     pub external: bool,
-    /// Where the provider outside answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub external_address: Option<String>,
     /// What is charged before the first measurement.
     #[serde(default)]
     #[schema(value_type = schema::ReserveRule)]
@@ -83,18 +79,21 @@ pub struct Pool {
     /// Once the head of the queue has waited this long, what is freed is kept for it.
     #[serde(default = "defaults::queue_hold_seconds")]
     pub queue_hold_seconds: u64,
-    /// Most requests that wait in the queue.
-    #[serde(default = "defaults::queue_length_max")]
-    pub queue_length_max: u64,
-    /// How long a slot freed for a waiter is kept for it.
-    #[serde(default = "defaults::slot_hold_seconds")]
-    pub slot_hold_seconds: u64,
+    /// How long what was set aside for a waiter is kept for it.
+    #[serde(default = "defaults::hold_ttl_seconds")]
+    pub hold_ttl_seconds: u64,
     /// A resume that has waited this long lapses.
     #[serde(default = "defaults::resume_lapse_seconds")]
     pub resume_lapse_seconds: u64,
     /// Most guests paused to make room in a minute.
     #[serde(default = "defaults::preemptions_per_minute_max")]
     pub preemptions_per_minute_max: u64,
+    /// A guest brought in by preemption is no victim for this long.
+    #[serde(default = "defaults::preemption_protect_seconds")]
+    pub preemption_protect_seconds: u64,
+    /// A guest must be missing from whole inventories for this long before it is released.
+    #[serde(default = "defaults::inventory_grace_seconds")]
+    pub inventory_grace_seconds: u64,
     /// Lifecycle limits of sandboxes that state none.
     #[serde(default)]
     #[schema(value_type = schema::Lifecycle)]
@@ -134,22 +133,25 @@ mod defaults {
     pub(super) const fn queue_hold_seconds() -> u64 {
         30
     }
-    /// Some minutes of creates at a busy pool's rate; what waits behind more would not be served
-    /// in time.
-    pub(super) const fn queue_length_max() -> u64 {
-        10_000
-    }
     /// As a reservation's time to live.
-    pub(super) const fn slot_hold_seconds() -> u64 {
+    pub(super) const fn hold_ttl_seconds() -> u64 {
         60
     }
     /// Nobody waits an hour for a call to be answered.
     pub(super) const fn resume_lapse_seconds() -> u64 {
         3600
     }
-    /// One a second: checkpoints share the hosts' disks.
+    /// One in two seconds: checkpoints share the hosts' disks.
     pub(super) const fn preemptions_per_minute_max() -> u64 {
+        30
+    }
+    /// A minute's run is the least that makes a preemption worth its checkpoint.
+    pub(super) const fn preemption_protect_seconds() -> u64 {
         60
+    }
+    /// Two inventories sent at once after a large change must not count as two.
+    pub(super) const fn inventory_grace_seconds() -> u64 {
+        5
     }
 }
 
@@ -166,7 +168,6 @@ impl Pool {
             placement: defaults::placement(),
             overflow: Vec::new(),
             external: false,
-            external_address: None,
             reserve: ReserveRule::default(),
             settle_seconds: defaults::settle_seconds(),
             decay_seconds: defaults::decay_seconds(),
@@ -174,10 +175,11 @@ impl Pool {
             stale_seconds: defaults::stale_seconds(),
             dead_seconds: defaults::dead_seconds(),
             queue_hold_seconds: defaults::queue_hold_seconds(),
-            queue_length_max: defaults::queue_length_max(),
-            slot_hold_seconds: defaults::slot_hold_seconds(),
+            hold_ttl_seconds: defaults::hold_ttl_seconds(),
             resume_lapse_seconds: defaults::resume_lapse_seconds(),
             preemptions_per_minute_max: defaults::preemptions_per_minute_max(),
+            preemption_protect_seconds: defaults::preemption_protect_seconds(),
+            inventory_grace_seconds: defaults::inventory_grace_seconds(),
             lifecycle: Lifecycle::default(),
         }
     }
@@ -200,10 +202,11 @@ impl Body for Pool {
             ("stale_seconds", self.stale_seconds),
             ("dead_seconds", self.dead_seconds),
             ("queue_hold_seconds", self.queue_hold_seconds),
-            ("queue_length_max", self.queue_length_max),
-            ("slot_hold_seconds", self.slot_hold_seconds),
+            ("hold_ttl_seconds", self.hold_ttl_seconds),
             ("resume_lapse_seconds", self.resume_lapse_seconds),
             ("preemptions_per_minute_max", self.preemptions_per_minute_max),
+            ("preemption_protect_seconds", self.preemption_protect_seconds),
+            ("inventory_grace_seconds", self.inventory_grace_seconds),
         ] {
             check(field, value)?;
         }
@@ -219,9 +222,6 @@ impl Body for Pool {
         if let Some(at) = self.overflow.iter().position(|pool| *pool == self.name) {
             let bound = "pools other than this one";
             return Err(FieldError::new(format!("overflow[{at}]"), &self.name, bound));
-        }
-        if let Some(address) = &self.external_address {
-            check_address("external_address", address)?;
         }
         check_lifecycle(&self.lifecycle)
     }
@@ -269,10 +269,6 @@ pub struct PoolPatch {
     /// Whether it is a provider outside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub external: Option<bool>,
-    /// Where the provider outside answers.
-    #[serde(skip_serializing_if = "Patch::is_keep")]
-    #[schema(value_type = Option<String>)]
-    pub external_address: Patch<String>,
     /// What is charged before the first measurement; the whole rule anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::ReserveRule>)]
@@ -296,21 +292,25 @@ pub struct PoolPatch {
     /// Once the head of the queue has waited this long, what is freed is kept for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_hold_seconds: Option<u64>,
-    /// Most requests that wait in the queue.
+    /// How long what was set aside for a waiter is kept for it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue_length_max: Option<u64>,
-    /// How long a slot freed for a waiter is kept for it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slot_hold_seconds: Option<u64>,
+    pub hold_ttl_seconds: Option<u64>,
     /// A resume that has waited this long lapses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume_lapse_seconds: Option<u64>,
     /// Most guests paused to make room in a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preemptions_per_minute_max: Option<u64>,
-    /// Lifecycle limits to change.
+    /// A guest brought in by preemption is no victim for this long.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lifecycle: Option<PatchLifecycle>,
+    pub preemption_protect_seconds: Option<u64>,
+    /// A guest must be missing from whole inventories for this long before it is released.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inventory_grace_seconds: Option<u64>,
+    /// Lifecycle limits to change; an absent one stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Lifecycle>)]
+    pub lifecycle: Option<Lifecycle>,
 }
 
 impl PoolPatch {
@@ -322,15 +322,15 @@ impl PoolPatch {
         let mut pool = held.clone();
         let body = self;
         body.limit.apply(&mut pool.limit);
-        body.external_address.apply(&mut pool.external_address);
         body.max_vcpu_ratio_bp.apply(&mut pool.max_vcpu_ratio_bp);
         if let Some(lifecycle) = body.lifecycle {
-            lifecycle.apply(&mut pool.lifecycle);
+            merge_lifecycle(&mut pool.lifecycle, &lifecycle);
         }
         changes!(body, pool:
             regime, pause, preemption, placement, overflow, external, reserve, settle_seconds,
-            decay_seconds, stale_seconds, dead_seconds, queue_hold_seconds, queue_length_max,
-            slot_hold_seconds, resume_lapse_seconds, preemptions_per_minute_max,
+            decay_seconds, stale_seconds, dead_seconds, queue_hold_seconds, hold_ttl_seconds,
+            resume_lapse_seconds, preemptions_per_minute_max, preemption_protect_seconds,
+            inventory_grace_seconds,
         );
         pool.validate()?;
         Ok(pool)
@@ -384,10 +384,10 @@ pub struct Template {
     /// Whether a create is a restore of the template's own checkpoint; memory is then fixed.
     #[serde(default)]
     pub baked: bool,
-    /// Lifecycle limits of its guests, before the pool's.
+    /// Pool of guests whose create names none; the default one where absent.
     #[serde(default)]
-    #[schema(value_type = schema::Lifecycle)]
-    pub lifecycle: Lifecycle,
+    #[schema(value_type = Option<String>)]
+    pub pool: Option<PoolName>,
 }
 
 const fn one() -> u64 {
@@ -411,7 +411,7 @@ impl Template {
             labels: BTreeMap::new(),
             counted: Counted::new(),
             baked: false,
-            lifecycle: Lifecycle::default(),
+            pool: None,
         }
     }
 }
@@ -432,8 +432,7 @@ impl Body for Template {
         check_command_words("command", &self.command)?;
         self.env.validate()?;
         check_labels("labels", self.labels.iter())?;
-        check_counted("counted", &self.counted)?;
-        check_lifecycle(&self.lifecycle)
+        check_counted("counted", &self.counted)
     }
 }
 
@@ -478,9 +477,10 @@ pub struct TemplatePatch {
     /// Whether a create is a restore of the template's own checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baked: Option<bool>,
-    /// Lifecycle limits to change.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lifecycle: Option<PatchLifecycle>,
+    /// Pool of guests whose create names none; `null` is the default one.
+    #[serde(skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<String>)]
+    pub pool: Patch<PoolName>,
 }
 
 impl TemplatePatch {
@@ -492,9 +492,7 @@ impl TemplatePatch {
         let mut template = held.clone();
         let body = self;
         body.rootfs.apply(&mut template.rootfs);
-        if let Some(lifecycle) = body.lifecycle {
-            lifecycle.apply(&mut template.lifecycle);
-        }
+        body.pool.apply(&mut template.pool);
         changes!(body, template:
             driver, memory_mib, vcpus, stateful, overhead_mib, command, env, labels, counted, baked,
         );

@@ -1,6 +1,8 @@
 //! Quota as its owner sees it, and metered use.
 
-use plimsoll_types::{PlanId, SandboxId, TenantId};
+use std::collections::BTreeMap;
+
+use plimsoll_types::{PlanId, TenantId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -40,17 +42,14 @@ pub struct QuotaView {
     pub concurrency: ConcurrencyUsage,
     /// How much was used in the period.
     pub consumption: ConsumptionUsage,
-    /// How often something may still be done.
-    pub rate: RateUsage,
-    /// What uses most of the budget, most first.
+    /// How often something may still be done, by counter, such as `creates_per_minute`.
+    pub rate: BTreeMap<String, TokensLeft>,
+    /// What used most in the period, most first.
     pub top_consumers: Vec<Consumer>,
     /// The tenant.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub tenant: Option<TenantId>,
-    /// When the period began.
-    #[serde(default)]
-    pub period_started_at: Option<Time>,
     /// State deleting: when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletes_at: Option<Time>,
@@ -101,24 +100,6 @@ pub struct UsedOf {
     pub limit: Option<u64>,
 }
 
-/// How often something may still be done, by counter.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(default)]
-pub struct RateUsage {
-    /// Creates a minute.
-    pub creates_per_minute: TokensLeft,
-    /// Creates an hour.
-    pub creates_per_hour: TokensLeft,
-    /// Forks a minute.
-    pub forks_per_minute: TokensLeft,
-    /// Forks an hour.
-    pub forks_per_hour: TokensLeft,
-    /// Resumes a minute.
-    pub resumes_per_minute: TokensLeft,
-    /// Resumes an hour.
-    pub resumes_per_hour: TokensLeft,
-}
-
 /// One bucket. Both are `null` where it is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokensLeft {
@@ -128,19 +109,18 @@ pub struct TokensLeft {
     pub limit: Option<u64>,
 }
 
-/// One sandbox that uses the budget.
+/// One sandbox or reservation that uses the budget.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Consumer {
     /// Which.
-    #[schema(value_type = String)]
-    pub id: SandboxId,
+    pub id: String,
     /// CPU-seconds in the period.
     pub cpu_seconds: u64,
-    /// GiB-hours in the period.
+    /// GiB-hours in the period, rounded down.
     pub gib_hours: u64,
-    /// Bytes sent out in the period.
+    /// The same in thousandths, since one guest rarely fills whole ones.
     #[serde(default)]
-    pub egress_bytes: u64,
+    pub gib_hours_thousandths: u64,
 }
 
 /// By what use is summed up.
@@ -240,18 +220,26 @@ pub struct UsageRow {
     /// The tenant.
     #[schema(value_type = String)]
     pub tenant: TenantId,
-    /// Grouped by sandbox: which.
+    /// Grouped by sandbox: which sandbox or reservation.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub sandbox: Option<SandboxId>,
+    pub id: Option<String>,
     /// Where the row begins.
     pub from: Time,
     /// Where it ends.
     pub to: Time,
-    /// CPU used, in core-milliseconds.
-    pub cpu_millis: u64,
-    /// Memory charged, in MiB-seconds.
-    pub memory_mib_seconds: u64,
+    /// CPU-seconds, rounded down.
+    pub cpu_seconds: u64,
+    /// GiB-hours of memory charged, rounded down.
+    pub gib_hours: u64,
     /// Bytes sent out.
     pub egress_bytes: u64,
+    /// CPU exactly, in core-milliseconds.
+    #[serde(default)]
+    pub cpu_millis: u64,
+    /// Memory charged, in MiB-seconds.
+    #[serde(default)]
+    pub charged_mib_seconds: u64,
+    /// Memory measured, in MiB-seconds.
+    #[serde(default)]
+    pub resident_mib_seconds: u64,
 }

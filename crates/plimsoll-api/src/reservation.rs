@@ -13,9 +13,6 @@ use crate::time::Time;
 
 /// Longest name of a control group in bytes: what Linux takes as one path.
 const CGROUP_LENGTH_MAX: usize = 4095;
-/// How long a reservation waits for its commit where the caller does not say: time to start a
-/// guest, short enough that a lost one is not missed for long.
-const TTL_SECONDS_DEFAULT: u64 = 60;
 
 /// What to do with a reservation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -57,16 +54,12 @@ pub struct ReserveRequest {
     /// `reject`, `wait` or `dry_run`.
     #[serde(default)]
     pub mode: ReserveMode,
-    /// How long it holds without a commit.
-    #[serde(default = "ttl_seconds_default")]
-    pub ttl_seconds: u64,
+    /// How long it holds without a commit; the pool's where absent, 60 s unless set otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
     /// Mode wait: longest wait for room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
-}
-
-const fn ttl_seconds_default() -> u64 {
-    TTL_SECONDS_DEFAULT
 }
 
 impl ReserveRequest {
@@ -86,7 +79,7 @@ impl ReserveRequest {
             priority: 0,
             criticality: Criticality::Standard,
             mode: ReserveMode::Reject,
-            ttl_seconds: TTL_SECONDS_DEFAULT,
+            ttl_seconds: None,
             wait_seconds: None,
         }
     }
@@ -107,7 +100,7 @@ impl Body for ReserveRequest {
         check("memory_mib", self.memory_mib)?;
         check("vcpus", self.vcpus)?;
         check("priority", self.priority)?;
-        check("ttl_seconds", self.ttl_seconds)?;
+        check_opt("ttl_seconds", self.ttl_seconds)?;
         check_opt("wait_seconds", self.wait_seconds)
     }
 }

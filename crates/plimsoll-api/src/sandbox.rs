@@ -10,7 +10,6 @@ use plimsoll_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::edit::Patch;
 use crate::input::{
     Body, FieldError, LIFECYCLE_BOUND, check, check_command_words, check_labels, check_opt,
 };
@@ -70,6 +69,16 @@ pub(crate) fn check_lifecycle(lifecycle: &Lifecycle) -> Result<(), FieldError> {
         }
     }
     Ok(())
+}
+
+/// Takes over the limits that `change` states.
+pub(crate) fn merge_lifecycle(held: &mut Lifecycle, change: &Lifecycle) {
+    *held = Lifecycle {
+        idle_timeout_seconds: change.idle_timeout_seconds.or(held.idle_timeout_seconds),
+        max_run_seconds: change.max_run_seconds.or(held.max_run_seconds),
+        max_paused_seconds: change.max_paused_seconds.or(held.max_paused_seconds),
+        ttl_seconds: change.ttl_seconds.or(held.ttl_seconds),
+    };
 }
 
 /// Body of `POST /v1/sandboxes`. Everything but `template` is optional.
@@ -233,13 +242,20 @@ pub struct Sandbox {
     /// Labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Lifecycle limits in force, those from defaults included.
+    /// Lifecycle limits as asked for; absent ones are the operator's.
     #[serde(default)]
     #[schema(value_type = schema::Lifecycle)]
     pub lifecycle: Lifecycle,
     /// Command and arguments.
     #[serde(default)]
     pub command: Vec<String>,
+    /// What its driver needs on top of the configured memory.
+    #[serde(default)]
+    pub overhead_mib: u64,
+    /// What is done for it where there is no room.
+    #[serde(default = "reject")]
+    #[schema(value_type = schema::OnFull)]
+    pub on_full: OnFull,
     /// What runs it.
     #[serde(default)]
     #[schema(value_type = Option<schema::Driver>)]
@@ -254,19 +270,16 @@ pub struct Sandbox {
     /// How its command ended.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// While queued: how many are served before it.
+    /// Its place in the queue, from 1, while it or its resume waits.
     #[serde(default)]
     pub queue_position: Option<u64>,
     /// The sandbox that it was forked from.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub forked_from: Option<SandboxId>,
-    /// When its last pause finished.
+    /// Since when it stands where it stands: for a paused or stopped one, when that was finished.
     #[serde(default)]
-    pub paused_at: Option<Time>,
-    /// When its process last ended by request.
-    #[serde(default)]
-    pub stopped_at: Option<Time>,
+    pub status_since: Option<Time>,
     /// When it came to its end; the record stays readable for 24 h after that.
     #[serde(default)]
     pub ended_at: Option<Time>,
@@ -285,48 +298,10 @@ pub struct PatchSandbox {
     /// Whether it may be paused to make room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemptible: Option<bool>,
-    /// Lifecycle limits to change; a limit that is `null` goes back to the operator's default.
+    /// Lifecycle limits to change; an absent one stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lifecycle: Option<PatchLifecycle>,
-}
-
-/// Lifecycle limits to change.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PatchLifecycle {
-    /// Pause after this long without activity.
-    #[serde(default, skip_serializing_if = "Patch::is_keep")]
-    #[schema(value_type = Option<i64>)]
-    pub idle_timeout_seconds: Patch<i64>,
-    /// Pause after running this long without a break.
-    #[serde(default, skip_serializing_if = "Patch::is_keep")]
-    #[schema(value_type = Option<i64>)]
-    pub max_run_seconds: Patch<i64>,
-    /// Delete after staying paused or stopped this long.
-    #[serde(default, skip_serializing_if = "Patch::is_keep")]
-    #[schema(value_type = Option<i64>)]
-    pub max_paused_seconds: Patch<i64>,
-    /// Delete after this long, whatever the state.
-    #[serde(default, skip_serializing_if = "Patch::is_keep")]
-    #[schema(value_type = Option<i64>)]
-    pub ttl_seconds: Patch<i64>,
-}
-
-impl PatchLifecycle {
-    /// Changes the limits that the body names.
-    pub fn apply(self, held: &mut Lifecycle) {
-        self.idle_timeout_seconds.apply(&mut held.idle_timeout_seconds);
-        self.max_run_seconds.apply(&mut held.max_run_seconds);
-        self.max_paused_seconds.apply(&mut held.max_paused_seconds);
-        self.ttl_seconds.apply(&mut held.ttl_seconds);
-    }
-
-    /// Checks each limit that the body sets.
-    pub(crate) fn validate(&self) -> Result<(), FieldError> {
-        let mut set = Lifecycle::default();
-        self.clone().apply(&mut set);
-        check_lifecycle(&set)
-    }
+    #[schema(value_type = Option<schema::Lifecycle>)]
+    pub lifecycle: Option<Lifecycle>,
 }
 
 impl Body for PatchSandbox {
@@ -335,7 +310,7 @@ impl Body for PatchSandbox {
             check_labels("labels", labels.iter())?;
         }
         check_opt("priority", self.priority)?;
-        self.lifecycle.as_ref().map_or(Ok(()), PatchLifecycle::validate)
+        self.lifecycle.as_ref().map_or(Ok(()), check_lifecycle)
     }
 }
 
@@ -398,13 +373,6 @@ pub struct ForkSandbox {
     /// Higher is served first; the parent's where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Whether it may be paused to make room; the parent's where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub preemptible: Option<bool>,
-    /// How much it matters when the fleet must shed; the parent's where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<schema::Criticality>)]
-    pub criticality: Option<Criticality>,
     /// What to do where there is no room; `reject` where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::OnFull>)]
@@ -412,10 +380,6 @@ pub struct ForkSandbox {
     /// How long to wait for room before answering.
     #[serde(default)]
     pub wait_seconds: u64,
-    /// Lifecycle limits; the parent's where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<schema::Lifecycle>)]
-    pub lifecycle: Option<Lifecycle>,
 }
 
 impl Body for ForkSandbox {
@@ -424,8 +388,7 @@ impl Body for ForkSandbox {
             check_labels("labels", labels.iter())?;
         }
         check_opt("priority", self.priority)?;
-        check("wait_seconds", self.wait_seconds)?;
-        self.lifecycle.as_ref().map_or(Ok(()), check_lifecycle)
+        check("wait_seconds", self.wait_seconds)
     }
 }
 

@@ -142,10 +142,9 @@ pub struct Event {
     /// The same on every delivery.
     #[schema(value_type = String)]
     pub id: EventId,
-    /// What happened.
+    /// What happened: an [`EventType`], or a type that this version does not know.
     #[serde(rename = "type")]
-    #[schema(value_type = schema::EventTypes)]
-    pub kind: EventType,
+    pub kind: String,
     /// When.
     pub at: Time,
     /// Whose; `null` for events of the fleet.
@@ -209,8 +208,8 @@ pub struct CreateEndpoint {
     #[schema(value_type = Vec<schema::EventTypes>)]
     pub events: Vec<EventType>,
     /// For people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
+    #[serde(default)]
+    pub description: String,
 }
 
 fn check_url(url: &str) -> Result<(), FieldError> {
@@ -234,7 +233,7 @@ fn check_description(description: Option<&str>) -> Result<(), FieldError> {
 impl Body for CreateEndpoint {
     fn validate(&self) -> Result<(), FieldError> {
         check_url(&self.url)?;
-        check_description(self.description.as_deref())
+        check_description(Some(&self.description))
     }
 }
 
@@ -276,16 +275,18 @@ pub struct Endpoint {
     /// Where to send.
     pub url: String,
     /// Which types; all that its owner may see where empty.
-    #[schema(value_type = Vec<schema::EventTypes>)]
-    pub events: Vec<EventType>,
+    pub events: Vec<String>,
     /// For people.
-    pub description: Option<String>,
+    pub description: String,
     /// Whether anything is sent.
     #[serde(default)]
     pub enabled: bool,
     /// Why nothing is sent, where it was given up on.
     #[serde(default)]
     pub disabled_reason: Option<String>,
+    /// Since when its deliveries have failed.
+    #[serde(default)]
+    pub failing_since: Option<Time>,
     /// When it was made.
     pub created_at: Time,
 }
@@ -318,10 +319,9 @@ pub struct Delivery {
     /// The event, and `webhook-id` of every attempt.
     #[schema(value_type = String)]
     pub event_id: EventId,
-    /// What happened.
+    /// What happened: an [`EventType`], or a type that this version does not know.
     #[serde(rename = "type")]
-    #[schema(value_type = schema::EventTypes)]
-    pub kind: EventType,
+    pub kind: String,
     /// Where it stands.
     pub state: DeliveryState,
     /// Attempts so far.

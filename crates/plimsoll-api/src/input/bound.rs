@@ -66,15 +66,16 @@ impl Bound {
             "period_anchor_day" => Self::Range(1, 31),
             "limit" | "burst_limit" => Self::Range(0, COUNT_MAX),
             "preemptions_per_minute_max" => Self::Range(0, 1_000_000),
-            "queue_length_max" => Self::Range(0, 10_000_000),
-            "settle_seconds" => Self::Range(0, SETTING_SECONDS_MAX),
+            "settle_seconds" | "preemption_protect_seconds" | "inventory_grace_seconds" => {
+                Self::Range(0, SETTING_SECONDS_MAX)
+            }
             "stale_seconds"
             | "dead_seconds"
             | "decay_seconds"
             | "idle_seconds"
             | "min_run_seconds"
             | "queue_hold_seconds"
-            | "slot_hold_seconds"
+            | "hold_ttl_seconds"
             | "resume_lapse_seconds" => Self::Range(1, SETTING_SECONDS_MAX),
             _ => return None,
         };
