@@ -127,3 +127,79 @@ pub fn score(signs: &Signs) -> Score {
         no_payment: if signs.payment_method_ever { 0 } else { NO_PAYMENT },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hours(hours: u64) -> Millis {
+        Millis(hours * HOUR)
+    }
+
+    #[test]
+    fn a_build_and_a_miner_differ_in_duration() {
+        let new = Signs { account_age: hours(2), ..Signs::default() };
+        let build = Signs { full_core: Millis::from_seconds(240), ..new };
+        assert_eq!(score(&build).full_core, 0);
+        assert!(!score(&build).is_suspect());
+        let miner = Signs { account_age: hours(96), full_core: hours(96), ..new };
+        assert!(score(&miner).is_suspect());
+        // Days of full cores on an old, paying account are a training run.
+        let training = Signs { account_age: hours(5000), payment_method_ever: true, ..miner };
+        assert!(!score(&training).is_suspect());
+    }
+
+    #[test]
+    fn being_new_is_no_offence() {
+        let score = score(&Signs::default());
+        assert_eq!(score.total(), 40);
+        assert!(!score.is_suspect());
+    }
+
+    #[test]
+    fn a_million_requests_of_an_hour_old_account_say_something() {
+        let young = Signs { account_age: hours(1), requests: 1_000_000, ..Signs::default() };
+        assert_eq!(score(&young).young_requests, 40);
+        let old = Signs { account_age: hours(24), ..young };
+        assert_eq!(score(&old).young_requests, 0, "requests of older accounts are no sign at all");
+    }
+
+    #[test]
+    fn ten_creates_and_deletes_a_second_are_a_loop() {
+        let looping = Signs { create_delete_loops: 36_000, ..Signs::default() };
+        assert!(score(&looping).is_suspect());
+        let trying = Signs { create_delete_loops: 60, ..looping };
+        assert_eq!(score(&trying).loops, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_terms_explain_the_score_and_more_never_lowers_it(
+            age: u32, payment: bool, cpu: u32, loops in 0_u64..2000, requests in 0_u64..2_000_000,
+            more: u16,
+        ) {
+            let signs = Signs {
+                account_age: Millis(u64::from(age) * 1000),
+                payment_method_ever: payment,
+                full_core: Millis(u64::from(cpu)),
+                create_delete_loops: loops,
+                requests,
+            };
+            let base = score(&signs);
+            let sum: u32 = base.terms().iter().map(|(_, points)| points).sum();
+            prop_assert_eq!(sum, base.total());
+            let more = u64::from(more);
+            for worse in [
+                Signs { full_core: Millis(signs.full_core.0 + more), ..signs },
+                Signs { create_delete_loops: loops + more, ..signs },
+                Signs { requests: requests + more, ..signs },
+                Signs { payment_method_ever: false, ..signs },
+                Signs { account_age: Millis(signs.account_age.0.saturating_sub(more)), ..signs },
+            ] {
+                prop_assert!(score(&worse).total() >= base.total());
+            }
+        }
+    }
+}

@@ -126,3 +126,102 @@ impl Aside {
         self.trial = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RULE: AsideRule =
+        AsideRule { failures: 3, first: Millis(10_000), longest: Millis(300_000) };
+
+    /// A host on which every start fails: when is it given another?
+    fn trials(until: i64) -> Vec<i64> {
+        let mut aside = Aside::default();
+        let mut trials = Vec::new();
+        for second in 0..until {
+            let now = Timestamp(second * 1000);
+            if !aside.is_set_aside(now) && aside.begin_trial(now) {
+                trials.push(second);
+                aside.fail(now, &RULE);
+            }
+        }
+        trials
+    }
+
+    #[test]
+    fn a_host_that_fails_every_start_gets_fewer_and_fewer() {
+        // Three in a row, then 10, 20, 40, 80, 160, 300, 300 s apart.
+        assert_eq!(trials(1000), [0, 1, 2, 12, 32, 72, 152, 312, 612, 912]);
+    }
+
+    #[test]
+    fn a_success_forgives() {
+        let mut aside = Aside::default();
+        for _ in 0..2 {
+            aside.fail(Timestamp(0), &RULE);
+        }
+        aside.succeed();
+        aside.fail(Timestamp(0), &RULE);
+        assert_eq!(aside.trust(Timestamp(0)), Trust::Open);
+        for _ in 0..2 {
+            aside.fail(Timestamp(0), &RULE);
+        }
+        assert_eq!(aside.trust(Timestamp(0)), Trust::Aside { until: Timestamp(10_000) });
+        assert_eq!(aside.trust(Timestamp(10_000)), Trust::HalfOpen);
+        assert!(aside.begin_trial(Timestamp(10_000)));
+        aside.succeed();
+        assert_eq!(aside, Aside::default());
+    }
+
+    #[test]
+    fn only_one_trial_is_let_through() {
+        let mut aside = Aside::default();
+        for _ in 0..3 {
+            aside.fail(Timestamp(0), &RULE);
+        }
+        assert!(aside.begin_trial(Timestamp(10_000)));
+        assert!(aside.is_set_aside(Timestamp(10_001)));
+        assert!(!aside.begin_trial(Timestamp(10_001)));
+        // Its outcome never came: the place is free again after the same time.
+        assert!(aside.begin_trial(Timestamp(20_000)));
+    }
+
+    #[test]
+    fn eight_starts_that_fail_together_are_one_piece_of_news() {
+        let mut aside = Aside::default();
+        for _ in 0..8 {
+            aside.fail(Timestamp(0), &RULE);
+        }
+        assert_eq!(aside.trust(Timestamp(1)), Trust::Aside { until: Timestamp(10_000) });
+        assert_eq!(aside.failures_in_a_row(), 8);
+    }
+
+    proptest! {
+        #[test]
+        fn being_set_aside_always_ends(
+            steps in vec((0_i64..400_000, any::<bool>(), any::<bool>()), 1..60),
+        ) {
+            let mut aside = Aside::default();
+            let mut now = 0;
+            for (wait, start, works) in steps {
+                now += wait;
+                let at = Timestamp(now);
+                if start && !aside.begin_trial(at) {
+                    continue;
+                }
+                if works { aside.succeed() } else { aside.fail(at, &RULE) }
+                if let Trust::Aside { until } = aside.trust(at) {
+                    prop_assert!(until <= at + RULE.longest);
+                    prop_assert_eq!(aside.until(at), Some(until));
+                    prop_assert!(!aside.is_set_aside(until));
+                    prop_assert!(aside.failures_in_a_row() >= RULE.failures);
+                }
+            }
+        }
+    }
+}

@@ -39,3 +39,25 @@ pub fn freshness(age: Millis, stale: Millis, dead: Millis) -> Freshness {
         Freshness::Fresh
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_dead_bound_below_the_stale_one_decides() {
+        assert_eq!(freshness(Millis(50), Millis(100), Millis(40)), Freshness::Dead);
+    }
+
+    proptest! {
+        #[test]
+        fn a_host_never_grows_fresher_by_waiting(
+            age in 0_u64..1_000_000, more in 0_u64..1_000_000, stale: u32, dead: u32,
+        ) {
+            let at = |age| freshness(Millis(age), Millis(stale.into()), Millis(dead.into()));
+            prop_assert!(at(age) <= at(age + more));
+        }
+    }
+}

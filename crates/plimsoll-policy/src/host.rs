@@ -65,3 +65,59 @@ pub fn admittable(budget: i64, charges: Mib) -> i64 {
 pub fn stateful_fits(promised: Mib, incoming: Mib, bound: i64) -> bool {
     promised.saturating_add(incoming).signed() <= bound
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_offered_absorbs_system_use_first() {
+        let machine = Mib(32 * 1024);
+        // The agent offers 24 of 32 GiB: 8 GiB are for everything else.
+        let offered = Mib(24 * 1024);
+        assert_eq!(system_used(Mib(6 * 1024), machine, offered), Mib::ZERO);
+        assert_eq!(system_used(Mib(9 * 1024), machine, offered), Mib(1024));
+        assert_eq!(system_used(Mib(900), machine, machine), Mib(900));
+        // An agent that offers more than there is gains nothing by it.
+        assert_eq!(system_used(Mib(900), machine, Mib(64 * 1024)), Mib(900));
+    }
+
+    #[test]
+    fn a_host_over_its_budget_says_so_with_a_negative_number() {
+        assert_eq!(budget(Mib(1000), Mib(200), Mib(1100)), -300);
+        assert_eq!(admittable(-300, Mib(50)), -350);
+    }
+
+    #[test]
+    fn stateful_memory_never_exceeds_its_bound() {
+        assert!(stateful_fits(Mib(6000), Mib(2000), 8000));
+        assert!(!stateful_fits(Mib(6000), Mib(2001), 8000));
+        assert!(!stateful_fits(Mib::ZERO, Mib::ZERO, -1));
+        assert!(!stateful_fits(Mib(u64::MAX), Mib(1), i64::MAX - 1));
+    }
+
+    proptest! {
+        #[test]
+        fn headroom_is_between_its_bounds(physical in 0_u64..100_000_000) {
+            let headroom = default_headroom(Mib(physical)).0;
+            prop_assert!(headroom * 4 <= physical);
+            let wanted = (physical * 6).div_ceil(100).max(1024);
+            prop_assert!(headroom == wanted || headroom == physical / 4);
+            prop_assert!(headroom <= wanted);
+        }
+
+        #[test]
+        fn budget_and_charges_add_up_to_what_is_admittable(
+            physical in 0_u64..1_000_000,
+            headroom in 0_u64..100_000,
+            used in 0_u64..1_000_000,
+            charges in 0_u64..10_000_000,
+        ) {
+            let budget = budget(Mib(physical), Mib(headroom), Mib(used));
+            prop_assert_eq!(budget + (headroom + used) as i64, physical as i64);
+            prop_assert_eq!(admittable(budget, Mib(charges)) + charges as i64, budget);
+        }
+    }
+}

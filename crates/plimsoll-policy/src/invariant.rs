@@ -56,3 +56,21 @@ impl fmt::Display for Invariant {
         write!(f, "{}: {}", self.id(), self.text())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+    use alloc::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn ids_run_from_i1_to_i13() {
+        assert_eq!(Invariant::ALL.len(), 13);
+        for (at, invariant) in Invariant::ALL.iter().enumerate() {
+            assert_eq!(invariant.id(), format!("I{}", at + 1));
+            assert!(invariant.to_string().starts_with(&format!("I{}: ", at + 1)));
+            assert!(invariant.text().ends_with('.'));
+        }
+    }
+}

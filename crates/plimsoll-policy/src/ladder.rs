@@ -7,7 +7,7 @@
 //!
 //! The meter behind it is late and approximate. Each rung is as reversible as its evidence is
 //! weak, and the one that is not reversible re-checks everything at the moment it acts
-//! ([`deletion_preconditions`]).
+//! ([`crate::deletion`]).
 
 use alloc::vec::Vec;
 
@@ -107,7 +107,7 @@ pub enum Notice {
 impl Notice {
     /// When it was delivered, if that was at or after `event`: a notice about something earlier
     /// is no notice of this.
-    fn delivered_since(self, event: Option<Timestamp>) -> Option<Timestamp> {
+    pub(crate) fn delivered_since(self, event: Option<Timestamp>) -> Option<Timestamp> {
         match self {
             Self::Delivered(at) if event.is_some_and(|event| event <= at) => Some(at),
             _ => None,
@@ -151,8 +151,8 @@ pub enum Act {
         /// The earliest instant of the deletion.
         not_before: Timestamp,
     },
-    /// The grace is over: run the deletion job, which asks [`deletion_preconditions`] for each
-    /// resource; given at every step while it holds.
+    /// The grace is over: run the deletion job, which asks
+    /// [`crate::deletion::preconditions`] for each resource; given at every step while it holds.
     RunDeletion,
     /// Tell the operator that the tenant cannot be notified: nothing of it is ever deleted.
     TellOperator,
@@ -331,78 +331,224 @@ pub fn budget_refuses(used: BasisPoints, paying: bool) -> bool {
     !paying && used >= BasisPoints::ONE
 }
 
-/// Everything that is looked at before one resource is deleted for an exhausted budget, read anew
-/// at that moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeletionFacts {
-    /// What is known about the tenant now.
-    pub tenant: Facts,
-    /// Whether the usage figure is complete up to now: no host is late with its reports.
-    pub usage_complete: bool,
-    /// Whether the tenant's plan could be read now, and not merely remembered.
-    pub plan_known: bool,
-    /// Whether the resource was named in the announcement.
-    pub announced: bool,
-    /// Whether the resource is paused or stopped.
-    pub at_rest: bool,
-    /// When the resource was last used.
-    pub last_active_at: Timestamp,
+/// What the tests of the ladder and of its last step share.
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use super::*;
+
+    pub(crate) const MINUTE: i64 = 60_000;
+    pub(crate) const HOUR: i64 = 60 * MINUTE;
+    pub(crate) const RULE: fn() -> LadderRule = LadderRule::default;
+
+    pub(crate) fn facts(now: i64, used: u64) -> Facts {
+        Facts {
+            now: Timestamp(now),
+            period: Timestamp(0),
+            used: BasisPoints(used),
+            paying: false,
+            suspended_notice: Notice::Pending,
+            deletion_notice: Notice::Pending,
+        }
+    }
+
+    pub(crate) fn delivered(at: i64) -> Notice {
+        Notice::Delivered(Timestamp(at))
+    }
+
+    /// A tenant whose deletion was announced at 24 h 10 min, both notices delivered at once.
+    pub(crate) fn announced() -> (Ladder, Facts) {
+        let mut ladder = Ladder::default();
+        ladder.step(&RULE(), &facts(0, 10_000));
+        ladder.step(&RULE(), &facts(10 * MINUTE, 10_000));
+        let at = 24 * HOUR + 10 * MINUTE;
+        let notified = Facts { suspended_notice: delivered(11 * MINUTE), ..facts(at, 10_000) };
+        ladder.step(&RULE(), &notified);
+        assert_eq!(ladder.rung, Rung::Deleting);
+        (ladder, Facts { deletion_notice: delivered(at), ..notified })
+    }
 }
 
-/// A precondition of deletion that does not hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Missing {
-    /// The tenant stands on no rung from which anything is deleted.
-    NotDeleting,
-    /// The budget is not used up in the present period.
-    NotExhausted,
-    /// The tenant pays.
-    Paying,
-    /// Usage reports are outstanding.
-    UsageIncomplete,
-    /// The plan could not be read.
-    PlanUnknown,
-    /// The notice of hibernation has not been delivered.
-    SuspendedNotice,
-    /// The notice of deletion has not been delivered.
-    DeletionNotice,
-    /// The grace after announcement and delivery is not over.
-    Grace,
-    /// The announcement did not name this resource.
-    NotAnnounced,
-    /// The resource is not at rest.
-    NotAtRest,
-    /// It was used after the announcement.
-    UsedSince,
-}
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
-/// Whether one resource may be deleted at this moment (I10).
-///
-/// # Errors
-/// Every precondition that does not hold.
-pub fn deletion_preconditions(
-    ladder: &Ladder,
-    rule: &LadderRule,
-    facts: &DeletionFacts,
-) -> Result<(), Vec<Missing>> {
-    let tenant = &facts.tenant;
-    let announced_at = ladder.announced_at;
-    let due = ladder.deletion_due(rule, tenant.deletion_notice);
-    let suspended = tenant.suspended_notice.delivered_since(ladder.hibernated_at);
-    let holds = [
-        (Missing::NotDeleting, ladder.rung == Rung::Deleting && announced_at.is_some()),
-        (Missing::NotExhausted, tenant.used >= BasisPoints::ONE && ladder.period == tenant.period),
-        (Missing::Paying, !tenant.paying),
-        (Missing::UsageIncomplete, facts.usage_complete),
-        (Missing::PlanUnknown, facts.plan_known),
-        (Missing::SuspendedNotice, suspended.is_some()),
-        (Missing::DeletionNotice, due.is_some()),
-        (Missing::Grace, due.is_some_and(|due| tenant.now >= due)),
-        (Missing::NotAnnounced, facts.announced),
-        (Missing::NotAtRest, facts.at_rest),
-        (Missing::UsedSince, announced_at.is_some_and(|at| facts.last_active_at <= at)),
-    ];
-    let missing: Vec<_> =
-        holds.into_iter().filter(|(_, holds)| !holds).map(|(missing, _)| missing).collect();
-    if missing.is_empty() { Ok(()) } else { Err(missing) }
+    use super::*;
+
+    use super::fixtures::{HOUR, MINUTE, RULE, announced, delivered, facts};
+
+    #[test]
+    fn the_ladder_is_climbed_rung_by_rung() {
+        let mut ladder = Ladder::default();
+        let rule = RULE();
+        assert_eq!(ladder.step(&rule, &facts(0, 7999)), []);
+        assert_eq!(ladder.step(&rule, &facts(1, 8000)), [Act::Warn]);
+        assert_eq!(ladder.step(&rule, &facts(2, 9999)), [], "warned once");
+        assert!(!ladder.rung.refuses_new_work());
+        assert_eq!(ladder.step(&rule, &facts(3, 10_000)), [Act::Exhausted]);
+        assert!(ladder.rung.refuses_new_work());
+        assert_eq!(ladder.step(&rule, &facts(10 * MINUTE + 2, 10_100)), [], "work in flight ends");
+        let at = 10 * MINUTE + 3;
+        assert_eq!(ladder.step(&rule, &facts(at, 10_100)), [Act::Suspended, Act::PauseIdle]);
+        assert_eq!(ladder.step(&rule, &facts(at + 1, 10_100)), [Act::PauseIdle]);
+        let notified = |now| Facts { suspended_notice: delivered(at), ..facts(now, 10_100) };
+        let day_later = at + 24 * HOUR;
+        assert_eq!(ladder.step(&rule, &notified(day_later - 1)), [Act::PauseIdle]);
+        let not_before = Timestamp(day_later + 72 * HOUR);
+        assert_eq!(
+            ladder.step(&rule, &notified(day_later)),
+            [Act::PauseIdle, Act::AnnounceDeletion { not_before }]
+        );
+        // The notice got through an hour late: the grace runs from then.
+        let told = |now| Facts { deletion_notice: delivered(day_later + HOUR), ..notified(now) };
+        assert_eq!(ladder.step(&rule, &told(not_before.0)), [Act::PauseIdle]);
+        assert_eq!(
+            ladder.step(&rule, &told(not_before.0 + HOUR)),
+            [Act::PauseIdle, Act::RunDeletion]
+        );
+    }
+
+    #[test]
+    fn payment_takes_everything_back_at_every_rung() {
+        let (ladder, facts) = announced();
+        let mut paid = ladder;
+        let acts = paid.step(&RULE(), &Facts { paying: true, ..facts });
+        let overage = Act::Overage { passed: BasisPoints(10_000) };
+        assert_eq!(acts, [Act::CancelDeletion, Act::Resume, overage]);
+        assert_eq!(paid.rung, Rung::Warned);
+        assert_eq!((paid.announced_at, paid.hibernated_at), (None, None));
+
+        // A larger plan does the same, and so does the next period.
+        let mut upgraded = ladder;
+        let acts = upgraded.step(&RULE(), &Facts { used: BasisPoints(5000), ..facts });
+        assert_eq!(acts, [Act::CancelDeletion, Act::Resume]);
+        assert_eq!(upgraded.rung, Rung::Ok);
+        let mut renewed = ladder;
+        let next = Facts { period: Timestamp(1), used: BasisPoints(3), ..facts };
+        assert_eq!(renewed.step(&RULE(), &next), [Act::CancelDeletion, Act::Resume]);
+        assert_eq!(renewed.rung, Rung::Ok);
+    }
+
+    #[test]
+    fn a_paying_tenant_is_never_refused_and_each_step_of_overage_is_said_once() {
+        let mut ladder = Ladder::default();
+        let mut said = Vec::new();
+        for used in (9000..=15_000).step_by(100) {
+            said.extend(ladder.step(&RULE(), &Facts { paying: true, ..facts(0, used) }));
+            assert!(!ladder.rung.refuses_new_work());
+            assert!(!budget_refuses(BasisPoints(used), true));
+        }
+        let overage = |passed| Act::Overage { passed: BasisPoints(passed) };
+        assert_eq!(said, [Act::Warn, overage(10_000), overage(12_500), overage(15_000)]);
+        // A jump over several steps is one event, for the highest.
+        let acts = ladder.step(&RULE(), &Facts { paying: true, ..facts(0, 31_000) });
+        assert_eq!(acts, [overage(30_000)]);
+    }
+
+    #[test]
+    fn a_corrected_figure_does_not_warn_twice_and_the_next_period_warns_anew() {
+        let mut ladder = Ladder::default();
+        assert_eq!(ladder.step(&RULE(), &facts(0, 8100)), [Act::Warn]);
+        assert_eq!(ladder.step(&RULE(), &facts(1, 7900)), []);
+        assert_eq!(ladder.step(&RULE(), &facts(2, 8100)), []);
+        let next = Facts { period: Timestamp(1), ..facts(3, 8100) };
+        assert_eq!(ladder.step(&RULE(), &next), [Act::Warn]);
+        assert_eq!(ladder.step(&RULE(), &Facts { used: BasisPoints(100), ..next }), []);
+        assert_eq!(ladder.rung, Rung::Ok);
+    }
+
+    #[test]
+    fn a_tenant_that_cannot_be_notified_is_told_to_the_operator_and_never_deleted() {
+        let mut ladder = Ladder::default();
+        ladder.step(&RULE(), &facts(0, 10_000));
+        ladder.step(&RULE(), &facts(10 * MINUTE, 10_000));
+        let mut acts = Vec::new();
+        for day in 1..100 {
+            let facts =
+                Facts { suspended_notice: Notice::Undeliverable, ..facts(day * 24 * HOUR, 10_000) };
+            acts.extend(ladder.step(&RULE(), &facts));
+        }
+        assert_eq!(acts.iter().filter(|act| **act == Act::TellOperator).count(), 1);
+        assert!(acts.iter().all(|act| matches!(act, Act::TellOperator | Act::PauseIdle)));
+        assert_eq!(ladder.rung, Rung::Hibernated);
+
+        let (mut ladder, facts) = announced();
+        let later = Facts {
+            now: facts.now + Millis(1000 * HOUR as u64),
+            deletion_notice: Notice::Undeliverable,
+            ..facts
+        };
+        assert_eq!(ladder.step(&RULE(), &later), [Act::PauseIdle, Act::TellOperator]);
+    }
+
+    #[test]
+    fn a_share_is_reached_exactly_when_the_limit_is() {
+        assert_eq!(used_share(u64::MAX, Some(1)), BasisPoints(u64::MAX));
+        assert_eq!(used_share(0, Some(0)), BasisPoints::ONE);
+    }
+
+    fn notices() -> impl Strategy<Value = Notice> {
+        prop_oneof![
+            Just(Notice::Pending),
+            Just(Notice::Undeliverable),
+            (0_i64..400 * HOUR).prop_map(delivered),
+        ]
+    }
+
+    proptest! {
+        /// I10, and the promises of the ladder, on any history.
+        #[test]
+        fn no_history_deletes_without_grace_or_refuses_who_pays(
+            steps in vec(
+                (0_i64..30 * HOUR, 0_u64..13_000, proptest::bool::weighted(0.1), notices(),
+                 notices(), 0_i64..2),
+                1..60,
+            ),
+        ) {
+            let rule = RULE();
+            let mut ladder = Ladder::default();
+            let mut now = 0;
+            let mut period = 0;
+            for (wait, used, paying, suspended_notice, deletion_notice, next_period) in steps {
+                now += wait;
+                period += next_period;
+                let facts = Facts {
+                    period: Timestamp(period),
+                    paying,
+                    suspended_notice,
+                    deletion_notice,
+                    ..facts(now, used)
+                };
+                let before = ladder;
+                let acts = ladder.step(&rule, &facts);
+                prop_assert!(!(paying && ladder.rung.refuses_new_work()));
+                if used < 10_000 {
+                    prop_assert!(!ladder.rung.refuses_new_work());
+                }
+                if acts.contains(&Act::RunDeletion) {
+                    let announced = before.announced_at.expect("announced before");
+                    prop_assert!(facts.now >= announced + rule.grace);
+                    prop_assert!(!paying && used >= 10_000);
+                    let notice = matches!(deletion_notice, Notice::Delivered(at) if at >= announced);
+                    prop_assert!(notice);
+                }
+                prop_assert_eq!(ladder.announced_at.is_some(), ladder.rung == Rung::Deleting);
+                prop_assert_eq!(ladder.hibernated_at.is_some(), ladder.rung >= Rung::Hibernated);
+                // Saying the same again repeats only what is meant to repeat.
+                let again = ladder.step(&rule, &facts);
+                prop_assert!(again.iter().all(|act| matches!(
+                    act,
+                    Act::PauseIdle | Act::RunDeletion
+                )) || before.rung != ladder.rung, "{again:?}");
+            }
+        }
+
+        #[test]
+        fn a_share_rounds_down(used in 0_u64..1_000_000_000, limit in 1_u64..1_000_000_000) {
+            let BasisPoints(share) = used_share(used, Some(limit));
+            prop_assert_eq!(share >= 10_000, used >= limit);
+            prop_assert!(share * limit <= used * 10_000);
+            prop_assert!((share + 1) * limit > used * 10_000);
+        }
+    }
 }

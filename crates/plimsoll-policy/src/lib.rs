@@ -7,10 +7,13 @@
 #![no_std]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod abuse;
 pub mod aside;
 pub mod charge;
+pub mod deletion;
 pub mod fit;
 pub mod fresh;
 pub mod host;

@@ -195,3 +195,138 @@ pub fn next_due(limits: &Limits, facts: &Facts) -> Option<(Timestamp, Action)> {
 pub fn due(limits: &Limits, facts: &Facts, now: Timestamp) -> Option<Action> {
     next_due(limits, facts).filter(|(at, _)| *at <= now).map(|(_, action)| action)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OFF_ALL: Lifecycle = Lifecycle {
+        idle_timeout_seconds: Some(-1),
+        max_run_seconds: Some(-1),
+        max_paused_seconds: Some(-1),
+        ttl_seconds: Some(-1),
+    };
+
+    fn running() -> Facts {
+        Facts {
+            status: SandboxStatus::Running,
+            created_at: Timestamp(0),
+            running_since: Timestamp(10_000),
+            last_active_at: Timestamp(20_000),
+            at_rest_since: Timestamp(0),
+            resume_requested: false,
+        }
+    }
+
+    fn limits(seconds: u64) -> Limits {
+        let limit = Some(Millis::from_seconds(seconds));
+        Limits { idle: limit, max_run: limit, max_paused: limit, ttl: limit }
+    }
+
+    #[test]
+    fn values_are_off_or_between_a_minute_and_ten_years() {
+        assert_eq!(check(&OFF_ALL), Ok(()));
+        assert_eq!(check(&Lifecycle::default()), Ok(()));
+        for given in [-2, 0, 1, 59, bounds::LIFECYCLE_SECONDS_MAX + 1, i64::MIN, i64::MAX] {
+            let error = check(&Lifecycle { max_run_seconds: Some(given), ..OFF_ALL }).unwrap_err();
+            assert_eq!(error, LimitError { field: "max_run_seconds", given });
+            assert!(error.to_string().contains("max_run_seconds"), "{error}");
+            assert!(error.to_string().contains("60"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_request_overrides_the_default_and_off_is_a_value() {
+        let defaults = Lifecycle { idle_timeout_seconds: Some(300), ..OFF_ALL };
+        let of = |seconds| {
+            let requested = Lifecycle { idle_timeout_seconds: seconds, ..Lifecycle::default() };
+            resolve(&requested, &defaults).idle
+        };
+        assert_eq!(of(None), Some(Millis(300_000)));
+        assert_eq!(of(Some(60)), Some(Millis(60_000)));
+        assert_eq!(of(Some(-1)), None);
+        assert_eq!(resolve(&Lifecycle::default(), &OFF_ALL), Limits::default());
+    }
+
+    #[test]
+    fn each_limit_looks_at_its_own_clock() {
+        let with = |limits: Limits, facts: Facts| next_due(&limits, &facts);
+        let all = limits(100);
+        let none = Limits::default();
+        let idle = Limits { idle: all.idle, ..none };
+        assert_eq!(with(idle, running()), Some((Timestamp(120_000), Action::PauseIdle)));
+        let max_run = Limits { max_run: all.max_run, ..none };
+        assert_eq!(with(max_run, running()), Some((Timestamp(110_000), Action::PauseMaxRun)));
+        assert_eq!(with(all, running()), Some((Timestamp(100_000), Action::ExpireTtl)));
+        for status in [SandboxStatus::Paused, SandboxStatus::Stopped] {
+            let at_rest = Facts { status, at_rest_since: Timestamp(50_000), ..running() };
+            let max_paused = Limits { ttl: None, ..all };
+            assert_eq!(with(max_paused, at_rest), Some((Timestamp(150_000), Action::ExpirePaused)));
+            let awaited = Facts { resume_requested: true, ..at_rest };
+            assert_eq!(with(max_paused, awaited), None);
+        }
+    }
+
+    #[test]
+    fn a_resumed_guest_is_not_idle_for_what_it_did_before() {
+        let facts = Facts { running_since: Timestamp(900_000), ..running() };
+        let idle = Limits { ttl: None, max_run: None, ..limits(100) };
+        assert_eq!(next_due(&idle, &facts), Some((Timestamp(1_000_000), Action::PauseIdle)));
+    }
+
+    #[test]
+    fn time_to_live_holds_in_every_state_that_has_not_ended() {
+        let ttl = Limits { ttl: limits(60).ttl, ..Limits::default() };
+        for status in SandboxStatus::ALL {
+            let facts = Facts { status: *status, ..running() };
+            let ended = status.is_terminal() || *status == SandboxStatus::Terminating;
+            assert_eq!(next_due(&ttl, &facts).is_some(), !ended, "{status}");
+        }
+    }
+
+    #[test]
+    fn of_two_limits_at_once_the_one_that_deletes_acts() {
+        let facts =
+            Facts { running_since: Timestamp(0), last_active_at: Timestamp(0), ..running() };
+        assert_eq!(due(&limits(60), &facts, Timestamp(60_000)), Some(Action::ExpireTtl));
+        assert_eq!(due(&limits(60), &facts, Timestamp(59_999)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_next_is_due_from_its_instant_on_and_not_before(
+            status in 0_usize..10,
+            (created, ran, active, rested) in
+                (0_i64..1000, 0_i64..1000, 0_i64..1000, 0_i64..1000),
+            seconds in proptest::array::uniform4(proptest::option::of(60_u64..1000)),
+            resume_requested: bool,
+        ) {
+            let [idle, max_run, max_paused, ttl] =
+                seconds.map(|seconds| seconds.map(Millis::from_seconds));
+            let limits = Limits { idle, max_run, max_paused, ttl };
+            let facts = Facts {
+                status: SandboxStatus::ALL[status],
+                created_at: Timestamp(created),
+                running_since: Timestamp(ran),
+                last_active_at: Timestamp(active),
+                at_rest_since: Timestamp(rested),
+                resume_requested,
+            };
+            match next_due(&limits, &facts) {
+                Some((at, action)) => {
+                    prop_assert_eq!(due(&limits, &facts, at), Some(action));
+                    prop_assert_eq!(due(&limits, &facts, Timestamp(at.0 - 1)), None);
+                }
+                None => prop_assert_eq!(due(&limits, &facts, Timestamp(i64::MAX)), None),
+            }
+            // Activity never brings an end closer.
+            let active = Facts { last_active_at: Timestamp(active + 500), ..facts };
+            let instant = |facts| next_due(&limits, facts).map(|(at, _)| at);
+            prop_assert!(instant(&active) >= instant(&facts));
+        }
+    }
+}

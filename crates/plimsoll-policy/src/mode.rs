@@ -321,3 +321,222 @@ pub fn check_successor(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MODES: [PolicyMode; 3] =
+        [PolicyMode::Normal, PolicyMode::Conservative, PolicyMode::Static];
+
+    fn terms() -> PolicyTerms {
+        PolicyTerms {
+            physical_mib: Mib(1_000_000),
+            ratio_bp: BasisPoints(13_500),
+            share_bp: BasisPoints(2500),
+            conservative_step_bp: PolicyTerms::CONSERVATIVE_STEP,
+            soft_bound: PolicyTerms::SOFT_BOUND,
+            hard_bound: PolicyTerms::HARD_BOUND,
+        }
+    }
+
+    fn candidate(version: u64, terms: &PolicyTerms) -> Candidate<'_> {
+        Candidate { version, published_at: Timestamp(0), terms, change_max: BUDGET_CHANGE_MAX }
+    }
+
+    #[test]
+    fn a_pool_of_a_million_mib_at_1_35_and_a_quarter() {
+        let budget = MODES.map(|mode| terms().budget(mode));
+        assert_eq!(budget, [Mib(337_500), Mib(300_000), Mib(250_000)]);
+    }
+
+    #[test]
+    fn the_budget_is_floored_once() {
+        // Flooring after each factor would give 0: 3 x 0.5 = 1, then 1 x 0.7 = 0.
+        assert_eq!(budget(Mib(3), BasisPoints(5000), BasisPoints(7000)), Mib(1));
+        assert_eq!(budget(Mib(u64::MAX), RATIO_MAX, BasisPoints::ONE), Mib(u64::MAX));
+    }
+
+    #[test]
+    fn a_hard_bound_below_the_soft_one_decides() {
+        assert_eq!(mode(Millis(50), Millis(100), Millis(40)), PolicyMode::Static);
+    }
+
+    #[test]
+    fn age_is_the_older_of_receipt_and_publication() {
+        let at = |received, published| {
+            age(Timestamp(1_000), Timestamp(received), Timestamp(published)).0
+        };
+        assert_eq!(at(900, 400), 600, "an old one received again is old");
+        assert_eq!(at(900, 5_000), 100, "a fast publisher does not make it young");
+        assert_eq!(at(900, 900), 100);
+    }
+
+    #[test]
+    fn in_static_newcomers_are_refused_and_nobody_is_evicted() {
+        // 330 000 were promised at full ratio; the ceiling has dropped to 250 000.
+        let ceiling = Some(terms().budget(PolicyMode::Static));
+        assert!(!promise_fits(Mib(330_000), Mib(1), ceiling));
+        assert!(promise_fits(Mib(240_000), Mib(10_000), ceiling));
+        assert!(promise_fits(Mib(u64::MAX), Mib(1), None), "no planner, no ceiling");
+    }
+
+    #[test]
+    fn sheddable_work_goes_first_and_only_in_static() {
+        for mode in MODES {
+            assert_eq!(sheds(mode, Criticality::Sheddable), mode == PolicyMode::Static);
+            assert!(!sheds(mode, Criticality::Standard));
+            assert!(!sheds(mode, Criticality::Critical));
+        }
+    }
+
+    #[test]
+    fn the_guardrail_is_on_the_budget_and_not_on_the_ratio() {
+        let held = terms();
+        let check = |next: &PolicyTerms| {
+            check_successor(Some((7, &held)), &candidate(8, next), Timestamp(0))
+        };
+        // 1.35 to 1.41 is 4.4 %, to 1.42 is 5.2 %.
+        assert_eq!(check(&PolicyTerms { ratio_bp: BasisPoints(14_100), ..held }), Ok(()));
+        for next in [
+            PolicyTerms { ratio_bp: BasisPoints(14_200), ..held },
+            PolicyTerms { share_bp: BasisPoints(3000), ..held },
+            PolicyTerms { share_bp: BasisPoints(2000), ..held },
+            PolicyTerms { physical_mib: Mib(2_000_000), ..held },
+        ] {
+            let rejection = check(&next).unwrap_err();
+            assert_eq!(rejection.why(), "guardrail");
+        }
+        // A larger ratio on a smaller share moves nothing.
+        let shifted =
+            PolicyTerms { ratio_bp: BasisPoints(27_000), share_bp: BasisPoints(1250), ..held };
+        assert_eq!(check(&shifted), Ok(()));
+    }
+
+    #[test]
+    fn the_first_snapshot_has_no_predecessor_and_a_signed_step_may_be_wider() {
+        let far = PolicyTerms { ratio_bp: BasisPoints(40_000), ..terms() };
+        assert_eq!(check_successor(None, &candidate(1, &far), Timestamp(0)), Ok(()));
+        let held = terms();
+        let wide = Candidate { change_max: BasisPoints(30_000), ..candidate(8, &far) };
+        assert_eq!(check_successor(Some((7, &held)), &wide, Timestamp(0)), Ok(()));
+    }
+
+    #[test]
+    fn a_replayed_or_future_dated_snapshot_is_not_taken() {
+        let held = terms();
+        let replay = check_successor(Some((7, &held)), &candidate(7, &held), Timestamp(0));
+        assert_eq!(replay, Err(Rejection::NotNewer { held: 7, offered: 7 }));
+        let at = |published_at| {
+            let next = Candidate { published_at, ..candidate(8, &held) };
+            check_successor(Some((7, &held)), &next, Timestamp(1_000_000))
+        };
+        assert_eq!(at(Timestamp(1_060_000)), Ok(()));
+        let ahead = Millis(60_001);
+        assert_eq!(at(Timestamp(1_060_001)), Err(Rejection::FutureDated { ahead }));
+    }
+
+    #[test]
+    fn terms_out_of_bounds_are_named() {
+        for (terms, field) in [
+            (PolicyTerms { physical_mib: Mib::ZERO, ..terms() }, "physical_mib"),
+            (PolicyTerms { ratio_bp: BasisPoints(0), ..terms() }, "ratio_bp"),
+            (PolicyTerms { ratio_bp: BasisPoints(100_001), ..terms() }, "ratio_bp"),
+            (PolicyTerms { share_bp: BasisPoints(10_001), ..terms() }, "share_bp"),
+            (PolicyTerms { conservative_step_bp: BasisPoints(u64::MAX), ..terms() }, "step_bp"),
+            (PolicyTerms { soft_bound: Millis(u64::MAX), ..terms() }, "soft_bound"),
+        ] {
+            let error = terms.check().unwrap_err();
+            assert!(error.to_string().contains(field), "{error}");
+            let rejected = check_successor(None, &candidate(1, &terms), Timestamp(0));
+            assert_eq!(rejected, Err(Rejection::Terms(error)));
+        }
+    }
+
+    prop_compose! {
+        fn any_terms()(
+            physical in 1_u64..10_000_000_000,
+            ratio in 1_u64..=100_000,
+            share in 0_u64..=10_000,
+            step in 0_u64..=100_000,
+            bounds in (0_u64..10_000_000, 0_u64..10_000_000),
+        ) -> PolicyTerms {
+            PolicyTerms {
+                physical_mib: Mib(physical),
+                ratio_bp: BasisPoints(ratio),
+                share_bp: BasisPoints(share),
+                conservative_step_bp: BasisPoints(step),
+                soft_bound: Millis(bounds.0.min(bounds.1)),
+                hard_bound: Millis(bounds.0.max(bounds.1)),
+            }
+        }
+    }
+
+    proptest! {
+        /// I9.
+        #[test]
+        fn an_older_policy_never_admits_what_a_newer_one_refuses(
+            terms in any_terms(), age in 0_u64..20_000_000, older in 0_u64..20_000_000,
+            promised in 0_u64..10_000_000_000, incoming in 0_u64..1_000_000,
+        ) {
+            prop_assert_eq!(terms.check(), Ok(()));
+            let verdict = |age| {
+                let mode = terms.mode(Millis(age));
+                let fits = promise_fits(Mib(promised), Mib(incoming), Some(terms.budget(mode)));
+                fits && !sheds(mode, Criticality::Sheddable)
+            };
+            prop_assert!(verdict(age) || !verdict(age + older));
+        }
+
+        #[test]
+        fn ageing_never_raises_a_ratio_and_never_lowers_one_below_one(
+            ratio in 0_u64..200_000, step in 0_u64..200_000,
+        ) {
+            let [normal, conservative, fixed] =
+                MODES.map(|mode| effective_ratio(mode, BasisPoints(ratio), BasisPoints(step)).0);
+            prop_assert_eq!(normal, ratio);
+            prop_assert!(fixed <= conservative && conservative <= normal);
+            prop_assert_eq!(fixed, ratio.min(10_000));
+        }
+
+        #[test]
+        fn the_budget_is_the_exact_product_rounded_down(
+            physical in 0_u64..1_000_000_000_000, ratio in 0_u64..100_000, share in 0_u64..10_000,
+        ) {
+            let budget = budget(Mib(physical), BasisPoints(ratio), BasisPoints(share)).0;
+            let exact = u128::from(physical) * u128::from(ratio) * u128::from(share);
+            prop_assert!(u128::from(budget) * 100_000_000 <= exact);
+            prop_assert!(u128::from(budget + 1) * 100_000_000 > exact);
+        }
+
+        #[test]
+        fn shares_of_one_pool_never_promise_more_than_the_whole(
+            physical in 0_u64..1_000_000_000, ratio in 0_u64..100_000, cut in 0_u64..=10_000,
+        ) {
+            let part = |share| budget(Mib(physical), BasisPoints(ratio), BasisPoints(share)).0;
+            prop_assert!(part(cut) + part(10_000 - cut) <= part(10_000));
+        }
+
+        #[test]
+        fn a_planner_can_always_reach_its_target_in_steps(
+            from in 1_000_u64..1_000_000, to in 1_000_u64..1_000_000,
+        ) {
+            // However far the truth has moved during an outage, the guardrail bounds the step and
+            // not the way: nothing stays STATIC for ever.
+            let mut at = from;
+            let mut steps = 0;
+            while at != to {
+                let reach = at * 5 / 100;
+                let next = if to > at { to.min(at + reach) } else { to.max(at - reach) };
+                prop_assert!(within_guardrail(Some(Mib(at)), Mib(next), BUDGET_CHANGE_MAX));
+                at = next;
+                steps += 1;
+                prop_assert!(steps < 1000);
+            }
+        }
+    }
+}

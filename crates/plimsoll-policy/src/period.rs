@@ -148,3 +148,114 @@ fn midnight(date: Date) -> Timestamp {
     // Dates within the years above, and a month to either side, are instants.
     Timestamp(instant.map_or(0, jiff::Timestamp::as_millisecond))
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        let instant: jiff::Timestamp = text.parse().unwrap();
+        Timestamp(instant.as_millisecond())
+    }
+
+    fn day(date: &str) -> Timestamp {
+        at(&format!("{date}T00:00:00Z"))
+    }
+
+    fn anchor(day: u8) -> AnchorDay {
+        AnchorDay::new(day).unwrap()
+    }
+
+    fn period(anchor_day: u8, instant: &str) -> (Timestamp, Timestamp) {
+        let period = period_at(anchor(anchor_day), at(instant));
+        (period.start, period.end)
+    }
+
+    #[test]
+    fn the_first_instant_of_a_month_belongs_to_it_and_the_last_does_too() {
+        let august = (day("2026-08-01"), day("2026-09-01"));
+        assert_eq!(period(1, "2026-08-01T00:00:00.000Z"), august);
+        assert_eq!(period(1, "2026-08-31T23:59:59.999Z"), august);
+        assert_eq!(period(1, "2026-09-01T00:00:00.000Z").0, august.1);
+    }
+
+    #[test]
+    fn an_anchor_of_31_starts_on_the_last_day_where_there_is_no_31st() {
+        let starts = ["2023-12-31", "2024-01-31", "2024-02-29", "2024-03-31", "2024-04-30"];
+        for pair in starts.windows(2) {
+            let expected = (day(pair[0]), day(pair[1]));
+            assert_eq!(period(31, &format!("{}T00:00:00Z", pair[0])), expected);
+            let last = Timestamp(expected.1.0 - 1);
+            assert_eq!(period_at(anchor(31), last).start, expected.0);
+        }
+    }
+
+    #[test]
+    fn february_ends_on_the_28th_except_in_leap_years() {
+        assert_eq!(period(30, "2023-02-28T12:00:00Z"), (day("2023-02-28"), day("2023-03-30")));
+        assert_eq!(period(30, "2024-02-28T12:00:00Z"), (day("2024-01-30"), day("2024-02-29")));
+        assert_eq!(period(29, "1900-02-28T12:00:00Z").0, day("1900-02-28"));
+        assert_eq!(period(29, "2000-02-28T12:00:00Z").0, day("2000-01-29"));
+    }
+
+    #[test]
+    fn the_turn_of_the_year_is_no_exception() {
+        assert_eq!(period(15, "2025-01-03T00:00:00Z"), (day("2024-12-15"), day("2025-01-15")));
+        assert_eq!(period(1, "2024-12-31T23:59:59Z"), (day("2024-12-01"), day("2025-01-01")));
+    }
+
+    #[test]
+    fn only_days_of_a_month_are_anchors() {
+        assert_eq!(AnchorDay::new(0), None);
+        assert_eq!(AnchorDay::new(32), None);
+        assert_eq!(AnchorDay::new(255), None);
+        assert_eq!(AnchorDay::try_from(31).map(u8::from), Ok(31));
+        assert_eq!(AnchorDay::default(), anchor(1));
+    }
+
+    #[test]
+    fn a_wild_clock_gets_a_period_all_the_same() {
+        for wild in [i64::MIN, i64::MIN + 1, -62_135_596_800_001, 253_402_300_800_000, i64::MAX] {
+            for day in 1..=31 {
+                let period = period_at(anchor(day), Timestamp(wild));
+                assert!(period.start < period.end);
+            }
+        }
+    }
+
+    proptest! {
+        /// 1900 to 2200.
+        #[test]
+        fn periods_cover_time_without_gap_or_overlap(
+            instant in -2_208_988_800_000_i64..7_258_118_400_000, day in 1_u8..=31,
+        ) {
+            let anchor = anchor(day);
+            let period = period_at(anchor, Timestamp(instant));
+            prop_assert!(period.contains(Timestamp(instant)));
+            prop_assert_eq!(period_at(anchor, period.start), period);
+            prop_assert_eq!(period_at(anchor, Timestamp(period.end.0 - 1)), period);
+            prop_assert_eq!(period_at(anchor, period.end).start, period.end);
+            prop_assert_eq!(period_at(anchor, Timestamp(period.start.0 - 1)).end, period.start);
+            let days = (period.end.0 - period.start.0) / 86_400_000;
+            prop_assert!((28..=31).contains(&days), "{days} days");
+            prop_assert_eq!(period.start.0.rem_euclid(86_400_000), 0);
+            let first = date_of(period.start);
+            prop_assert_eq!(first.day(), (day as i8).min(first.days_in_month()));
+        }
+
+        #[test]
+        fn twelve_periods_are_one_year(year in 1900_i16..2200, day in 1_u8..=31) {
+            let anchor = anchor(day);
+            let start = midnight(anchor.start_in_month_of(Date::constant(year, 1, 1)));
+            let mut at = start;
+            for _ in 0..12 {
+                at = period_at(anchor, at).end;
+            }
+            prop_assert_eq!(at, midnight(anchor.start_in_month_of(Date::constant(year + 1, 1, 1))));
+        }
+    }
+}

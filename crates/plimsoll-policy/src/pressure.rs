@@ -262,3 +262,209 @@ pub fn next_victim<I: Copy + Ord>(guests: &[Guest<I>]) -> Option<(I, Remedy)> {
             (guest.id, if pause { Remedy::Pause } else { Remedy::Kill })
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rule() -> PressureRule {
+        PressureRule::for_headroom(Mib(2048))
+    }
+
+    fn some(bp: u64) -> Signals {
+        Signals { some_avg10: Some(BasisPoints(bp)), ..Signals::default() }
+    }
+
+    fn available(mib: u64) -> Signals {
+        Signals { available: Some(Mib(mib)), ..Signals::default() }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp(seconds * 1000)
+    }
+
+    #[test]
+    fn any_one_signal_shuts_the_gate() {
+        let full = Signals { full_avg10: Some(BasisPoints(500)), ..some(0) };
+        for signals in [some(1000), full, available(1023)] {
+            let mut gate = Gate::default();
+            assert_eq!(gate.observe(&signals, &rule(), at(0)), Some(GateChange::Shut));
+            assert!(gate.is_shut());
+        }
+        let mut gate = Gate::default();
+        assert_eq!(gate.observe(&available(1024), &rule(), at(0)), None);
+    }
+
+    #[test]
+    fn between_the_thresholds_the_gate_stays_as_it_is() {
+        let mut gate = Gate::default();
+        for second in 0..100 {
+            assert_eq!(gate.observe(&some(700), &rule(), at(second)), None);
+        }
+        gate.observe(&some(1000), &rule(), at(100));
+        for second in 101..200 {
+            assert_eq!(gate.observe(&some(700), &rule(), at(second)), None);
+        }
+        assert!(gate.is_shut());
+    }
+
+    #[test]
+    fn a_flutter_at_the_boundary_does_not_open_it() {
+        let mut gate = Gate::default();
+        let mut changes = 0;
+        for second in 0..600 {
+            let signals = some(if second % 14 == 0 { 1000 } else { 0 });
+            changes += u32::from(gate.observe(&signals, &rule(), at(second)).is_some());
+        }
+        assert_eq!(changes, 1);
+    }
+
+    #[test]
+    fn a_probe_gone_blind_does_not_end_the_pressure_that_it_saw() {
+        let mut gate = Gate::default();
+        gate.observe(&some(1000), &rule(), at(0));
+        for second in 1..100 {
+            assert_eq!(gate.observe(&Signals::default(), &rule(), at(second)), None);
+            assert_eq!(gate.observe(&available(9000), &rule(), at(second)), None);
+        }
+        // A host whose kernel has no PSI opens on what it can read.
+        let mut gate = Gate::default();
+        gate.observe(&available(100), &rule(), at(0));
+        gate.observe(&available(9000), &rule(), at(1));
+        let change = gate.observe(&available(9000), &rule(), at(16));
+        assert_eq!(change, Some(GateChange::Opened));
+    }
+
+    #[test]
+    fn the_host_acts_when_it_lasts_and_then_waits_for_the_effect() {
+        let mut gate = Gate::default();
+        let mut acts = Vec::new();
+        for second in 0..40 {
+            gate.observe(&some(4000), &rule(), at(second));
+            if gate.should_act(&rule(), at(second)) {
+                gate.acted(at(second));
+                acts.push(second);
+            }
+        }
+        assert_eq!(acts, [3, 18, 33]);
+        gate.observe(&some(3999), &rule(), at(60));
+        assert!(!gate.should_act(&rule(), at(60)));
+    }
+
+    fn guest(id: u32) -> Guest<u32> {
+        Guest {
+            id,
+            stateful: false,
+            preemptible: true,
+            idle: false,
+            frozen: false,
+            pause_frees: true,
+            priority: 0,
+            charge: Mib(1000),
+        }
+    }
+
+    /// Applies remedies until none is left, and says what was done in order.
+    fn drain(mut guests: Vec<Guest<u32>>) -> Vec<(u32, Remedy)> {
+        let mut done = Vec::new();
+        while let Some((id, remedy)) = next_victim(&guests) {
+            done.push((id, remedy));
+            let place = guests.iter().position(|guest| guest.id == id).unwrap();
+            if remedy == Remedy::Pause && !guests[place].pause_frees {
+                guests[place].frozen = true;
+            } else {
+                guests.remove(place);
+            }
+            assert!(done.len() < 100, "{done:?}");
+        }
+        done
+    }
+
+    #[test]
+    fn idle_preemptible_guests_go_first_then_the_least_important_and_largest() {
+        let guests = Vec::from([
+            Guest { stateful: true, idle: true, charge: Mib(9000), ..guest(1) },
+            Guest { priority: 5, idle: true, ..guest(2) },
+            Guest { charge: Mib(4000), ..guest(3) },
+            Guest { priority: -1, ..guest(4) },
+            Guest { idle: true, preemptible: false, priority: 7, ..guest(5) },
+            Guest { idle: true, pause_frees: false, ..guest(6) },
+            guest(7),
+        ]);
+        use Remedy::{Kill, Pause};
+        assert_eq!(
+            drain(guests),
+            [(2, Pause), (6, Pause), (4, Pause), (3, Pause), (6, Kill), (7, Pause), (5, Pause)]
+        );
+    }
+
+    #[test]
+    fn a_guest_whose_pause_frees_nothing_is_killed() {
+        let busy = Guest { pause_frees: false, ..guest(1) };
+        assert_eq!(next_victim(&[busy]), Some((1, Remedy::Kill)));
+        let frozen = Guest { frozen: true, idle: true, ..busy };
+        assert_eq!(next_victim(&[frozen]), Some((1, Remedy::Kill)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_gate_opens_only_after_calm_has_held(
+            readings in vec((1_i64..8, proptest::option::of(0_u64..1500)), 1..100),
+        ) {
+            let mut gate = Gate::default();
+            let mut now = 0;
+            let mut last_not_calm = 0;
+            for (wait, reading) in readings {
+                now += wait;
+                let calm = reading.is_some_and(|bp| bp < 500);
+                if !calm {
+                    last_not_calm = now;
+                }
+                let signals =
+                    Signals { some_avg10: reading.map(BasisPoints), ..Signals::default() };
+                if gate.observe(&signals, &rule(), at(now)) == Some(GateChange::Opened) {
+                    prop_assert!(now - last_not_calm > 15);
+                }
+                prop_assert!(gate.is_shut() || reading.is_none_or(|bp| bp < 1000));
+            }
+        }
+
+        /// I4.
+        #[test]
+        fn stateful_guests_are_never_touched(
+            flags in vec((any::<[bool; 5]>(), -2_i32..3, 0_u64..5), 0..12),
+        ) {
+            let guests: Vec<_> = flags
+                .iter()
+                .enumerate()
+                .map(|(id, ([stateful, preemptible, idle, frozen, pause_frees], priority, charge))| {
+                    Guest {
+                        id: id as u32,
+                        stateful: *stateful,
+                        preemptible: *preemptible,
+                        idle: *idle,
+                        frozen: *frozen,
+                        pause_frees: *pause_frees,
+                        priority: *priority,
+                        charge: Mib(*charge),
+                    }
+                })
+                .collect();
+            let stateless = guests.iter().filter(|guest| !guest.stateful).count();
+            let first = next_victim(&guests);
+            prop_assert_eq!(first.is_some(), stateless > 0);
+            // Whoever is killed although it might have been paused: nobody.
+            if let Some((id, Remedy::Kill)) = first {
+                let guest = guests[id as usize];
+                prop_assert!(guest.frozen || !guest.pause_frees);
+            }
+            let done = drain(guests.clone());
+            prop_assert!(done.iter().all(|(id, _)| !guests[*id as usize].stateful));
+        }
+    }
+}

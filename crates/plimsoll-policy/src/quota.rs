@@ -253,7 +253,7 @@ impl Burst {
         };
         let over = used.saturating_sub(sustained);
         let spent = if over > 0 {
-            let drained = u128::from(over) * u128::from(PARTS) * elapsed;
+            let drained = (u128::from(over) * u128::from(PARTS)).saturating_mul(elapsed);
             u128::from(self.spent).saturating_add(drained)
         } else {
             u128::from(self.spent).saturating_sub(u128::from(limit.span()) * elapsed)
@@ -293,4 +293,257 @@ fn cap(limit: &Limit) -> u64 {
     const LARGEST: u64 = i64::MAX as u64;
     let full = u128::from(limit.span()) * u128::from(BURST_LENGTH.0) * u128::from(PARTS);
     u64::try_from(full).unwrap_or(LARGEST).min(LARGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: i64 = 3_600_000;
+    const DAY: i64 = 24 * HOUR;
+
+    fn burstable(limit: u64, burst: u64) -> Limit {
+        Limit { limit: Some(limit), burst_limit: Some(burst) }
+    }
+
+    /// Admits amounts one by one, each counted into the next.
+    fn admit(limit: &Limit, mut used: u64, amounts: impl IntoIterator<Item = u64>) -> (u64, u32) {
+        let mut admitted = 0;
+        for amount in amounts {
+            if check(used, amount, limit, false).is_ok() {
+                used += amount;
+                admitted += 1;
+            }
+        }
+        (used, admitted)
+    }
+
+    #[test]
+    fn a_cap_of_10_gib_admits_two_guests_of_4_and_not_three() {
+        assert_eq!(admit(&Limit::flat(10_240), 0, [4096; 5]), (8192, 2));
+    }
+
+    /// Public failures R1 and R2.
+    #[test]
+    fn a_burst_of_creates_is_admitted_up_to_the_limit_and_not_one_more() {
+        assert_eq!(admit(&Limit::flat(100), 99, [1; 10]), (100, 1));
+        assert_eq!(admit(&Limit::flat(5), 0, [1; 50]), (5, 5));
+    }
+
+    #[test]
+    fn a_refusal_says_both_figures_and_whether_credit_would_have_helped() {
+        let limit = burstable(10, 30);
+        let refused = check(10, 5, &limit, false).unwrap_err();
+        let expected =
+            Exceeded { used: 10, incoming: 5, limit: 10, ceiling: 30, out_of_credit: true };
+        assert_eq!(refused, expected);
+        assert!(check(10, 20, &limit, true).is_ok());
+        let refused = check(10, 21, &limit, true).unwrap_err();
+        assert!(!refused.out_of_credit);
+    }
+
+    #[test]
+    fn what_adds_nothing_is_never_refused() {
+        // A resume, after the plan was made smaller.
+        assert!(check(50, 0, &Limit::flat(10), false).is_ok());
+        assert!(check(50, 0, &Limit::flat(0), false).is_ok());
+    }
+
+    #[test]
+    fn unlimited_is_no_number() {
+        assert!(check(u64::MAX, u64::MAX, &Limit::UNLIMITED, false).is_ok());
+        assert!(check(u64::MAX, 1, &Limit::flat(u64::MAX), false).is_err());
+        assert_eq!(Limit::UNLIMITED.ceiling(), None);
+        assert!(!Limit::UNLIMITED.never_fits(u64::MAX));
+    }
+
+    #[test]
+    fn a_request_above_the_ceiling_never_fits() {
+        assert!(burstable(10, 30).never_fits(31));
+        assert!(!burstable(10, 30).never_fits(30));
+        assert!(Limit::flat(10).never_fits(11));
+        // A burst limit below the limit takes nothing away.
+        assert!(!burstable(10, 5).never_fits(10));
+    }
+
+    #[test]
+    fn the_first_counter_that_refuses_is_named() {
+        let limits = Limits {
+            sandboxes: Limit::flat(10),
+            vcpus: Limit::flat(32),
+            memory_mib: Limit::flat(10_240),
+        };
+        let used = Usage { sandboxes: 2, vcpus: 30, memory_mib: 8192 };
+        let small = Usage { sandboxes: 1, vcpus: 2, memory_mib: 2048 };
+        let bursts = Bursts::default();
+        assert_eq!(check_all(&used, &small, &limits, &bursts), Ok(()));
+        let large = Usage { vcpus: 4, memory_mib: 4096, ..small };
+        let (counter, exceeded) = check_all(&used, &large, &limits, &bursts).unwrap_err();
+        assert_eq!((counter, exceeded.used), (Counter::Vcpus, 30));
+    }
+
+    #[test]
+    fn three_times_the_limit_lasts_an_hour_and_comes_back_in_a_day() {
+        let limit = burstable(10, 30);
+        let mut burst = Burst::default();
+        burst.advance(30, &limit, Timestamp(0));
+        burst.advance(30, &limit, Timestamp(HOUR - 1));
+        assert!(burst.has_credit(&limit));
+        burst.advance(30, &limit, Timestamp(HOUR));
+        assert!(!burst.has_credit(&limit));
+        assert_eq!(burst.seconds_left(30, &limit), 0);
+        // Use stays where it is: nobody is evicted, and credit does not go below zero.
+        burst.advance(30, &limit, Timestamp(10 * HOUR));
+        burst.advance(10, &limit, Timestamp(10 * HOUR + 1));
+        assert!(burst.has_credit(&limit), "the first millisecond within the limit refills");
+        burst.advance(10, &limit, Timestamp(10 * HOUR + DAY - 1));
+        assert_ne!(burst.parts().0, 0);
+        burst.advance(10, &limit, Timestamp(10 * HOUR + DAY));
+        assert_eq!(burst.parts().0, 0);
+    }
+
+    #[test]
+    fn half_the_burst_lasts_twice_as_long() {
+        let limit = burstable(10, 30);
+        let mut burst = Burst::default();
+        burst.advance(20, &limit, Timestamp(0));
+        assert_eq!(burst.seconds_left(20, &limit), 7200);
+        burst.advance(20, &limit, Timestamp(2 * HOUR - 1));
+        assert!(burst.has_credit(&limit));
+        burst.advance(20, &limit, Timestamp(2 * HOUR));
+        assert!(!burst.has_credit(&limit));
+    }
+
+    #[test]
+    fn a_new_tenant_has_all_of_its_credit_however_late_it_comes() {
+        let limit = burstable(10, 30);
+        let mut burst = Burst::default();
+        burst.advance(0, &limit, Timestamp(1_700_000_000_000));
+        assert_eq!(burst.seconds_left(0, &limit), 3600);
+    }
+
+    #[test]
+    fn a_plan_without_burst_has_no_credit() {
+        for limit in [Limit::flat(10), burstable(10, 10), burstable(10, 5)] {
+            let mut burst = Burst::default();
+            burst.advance(10, &limit, Timestamp(HOUR));
+            assert!(!burst.has_credit(&limit));
+            assert_eq!(burst.seconds_left(10, &limit), 0);
+        }
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_is_waited_for() {
+        let limit = burstable(10, 30);
+        let mut burst = Burst::from_parts(0, Timestamp(HOUR));
+        burst.advance(30, &limit, Timestamp(0));
+        assert_eq!(burst, Burst::from_parts(0, Timestamp(HOUR)));
+    }
+
+    #[test]
+    fn no_size_of_limit_overflows() {
+        let limit = burstable(0, u64::MAX);
+        let mut burst = Burst::default();
+        burst.advance(u64::MAX, &limit, Timestamp(i64::MAX));
+        assert_eq!(burst.parts().0, i64::MAX as u64);
+        assert!(!burst.has_credit(&limit));
+        burst.advance(0, &limit, Timestamp(i64::MAX));
+        assert_eq!(burst.seconds_left(u64::MAX, &limit), 0);
+    }
+
+    proptest! {
+        /// I1, whatever the order of amounts.
+        #[test]
+        fn no_sequence_of_admissions_passes_the_ceiling(
+            limit in 0_u64..100, burst in 0_u64..300, credit: bool,
+            amounts in vec(0_u64..50, 0..60),
+        ) {
+            let limit = burstable(limit, burst);
+            let mut used = 0_u64;
+            for amount in amounts {
+                if check(used, amount, &limit, credit).is_ok() {
+                    used += amount;
+                }
+                let bound = if credit { limit.ceiling() } else { limit.limit };
+                prop_assert!(Some(used) <= bound);
+            }
+        }
+
+        #[test]
+        fn refusing_is_monotone(
+            used in 0_u64..200, more in 0_u64..50, incoming in 1_u64..50, extra in 0_u64..50,
+            limit in 0_u64..200, burst in 0_u64..300, credit: bool,
+        ) {
+            let limit = burstable(limit, burst);
+            if check(used, incoming, &limit, credit).is_err() {
+                prop_assert!(check(used + more, incoming, &limit, credit).is_err());
+                prop_assert!(check(used, incoming + extra, &limit, credit).is_err());
+                prop_assert!(check(used, incoming, &limit, false).is_err());
+            }
+        }
+
+        #[test]
+        fn credit_does_not_depend_on_how_often_it_is_looked_at(
+            limit in 0_u64..50, burst in 0_u64..200, used in 0_u64..300,
+            spent in 0_u64..1_000_000_000_000, cuts in vec(0_i64..3 * DAY, 0..20),
+        ) {
+            let limit = burstable(limit, burst);
+            let start = Burst::from_parts(spent.min(cap(&limit)), Timestamp(0));
+            let end = Timestamp(3 * DAY);
+            let mut once = start;
+            once.advance(used, &limit, end);
+            let mut often = start;
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            for cut in cuts {
+                often.advance(used, &limit, Timestamp(cut));
+            }
+            often.advance(used, &limit, end);
+            prop_assert_eq!(once, often);
+        }
+
+        #[test]
+        fn credit_stays_within_its_bounds_and_moves_the_right_way(
+            limit in 0_u64..50, burst in 0_u64..200, steps in vec((0_u64..300, 0_i64..DAY), 0..30),
+        ) {
+            let limit = burstable(limit, burst);
+            let mut state = Burst::default();
+            let mut now = 0;
+            for (used, wait) in steps {
+                let before = state.parts().0;
+                now += wait;
+                state.advance(used, &limit, Timestamp(now));
+                let after = state.parts().0;
+                prop_assert!(after <= cap(&limit));
+                if Some(used) > limit.limit {
+                    prop_assert!(after >= before);
+                } else {
+                    prop_assert!(after <= before);
+                }
+                prop_assert!(state.seconds_left(used, &limit) <= 3600 * limit.span());
+            }
+        }
+
+        #[test]
+        fn seconds_left_is_when_credit_ends(
+            limit in 0_u64..50, span in 1_u64..100, over in 1_u64..100, spent_millis in 0_i64..HOUR,
+        ) {
+            let over = over.min(span);
+            let limit = burstable(limit, limit + span);
+            let used = limit.limit.unwrap_or(0) + over;
+            let mut burst = Burst::default();
+            burst.advance(used, &limit, Timestamp(spent_millis));
+            let left = burst.seconds_left(used, &limit) as i64;
+            let at = |seconds: i64| {
+                let mut later = burst;
+                later.advance(used, &limit, Timestamp(spent_millis + seconds * 1000));
+                later.has_credit(&limit)
+            };
+            prop_assert!(left == 0 || at(left - 1));
+            prop_assert!(!at(left + 1));
+        }
+    }
 }

@@ -266,3 +266,189 @@ impl Buckets {
         limits.rate(kind).map(|rate| self.of(kind).left(&rate, now))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plan(minute: u64, hour: u64) -> RateLimits {
+        RateLimits { creates_per_minute: Some(minute), creates_per_hour: Some(hour) }
+    }
+
+    /// Tries a create every `every` milliseconds and counts those that pass.
+    fn run(limits: &RateLimits, every: i64, millis: i64) -> u64 {
+        let mut buckets = Buckets::default();
+        let mut passed = 0;
+        let mut now = 0;
+        while now < millis {
+            passed += u64::from(buckets.take(1, limits, Timestamp(now)).is_ok());
+            now += every;
+        }
+        passed
+    }
+
+    #[test]
+    fn a_matrix_of_80_jobs_in_90_seconds_passes_on_100_an_hour() {
+        assert_eq!(run(&plan(60, 100), 1125, 90_000), 80);
+    }
+
+    #[test]
+    fn a_loop_of_ten_a_second_does_not() {
+        let hour = run(&plan(60, 100), 100, 3_600_000);
+        // The bucket's hundred, and what an hour pays back.
+        assert_eq!(hour, 199);
+        let minute = run(&plan(60, 100), 100, 60_000);
+        assert!(minute <= 101, "{minute}");
+        // Detected within seconds: the minute's bucket is empty after its 60 and what trickles in.
+        assert_eq!(run(&plan(60, 10_000), 100, 6_000), 60);
+        assert_eq!(run(&plan(60, 10_000), 100, 16_000), 75);
+    }
+
+    #[test]
+    fn a_refusal_takes_from_no_bucket_and_names_the_one_that_holds_longest() {
+        let limits = plan(10, 12);
+        let mut buckets = Buckets::default();
+        for _ in 0..10 {
+            assert!(buckets.take(1, &limits, Timestamp(0)).is_ok());
+        }
+        let refused = buckets.take(1, &limits, Timestamp(0)).unwrap_err();
+        assert_eq!(refused.kind, RateKind::CreatesPerMinute);
+        assert_eq!(refused.retry_after, Some(Millis(6000)));
+        assert_eq!(buckets.left(RateKind::CreatesPerHour, &limits, Timestamp(0)), Some(2));
+        for now in [6000, 12_000] {
+            assert!(buckets.take(1, &limits, Timestamp(now)).is_ok());
+        }
+        let refused = buckets.take(1, &limits, Timestamp(18_000)).unwrap_err();
+        assert_eq!(refused.kind, RateKind::CreatesPerHour);
+        // Twelve an hour: one each 300 s, of which 18 have passed.
+        assert_eq!(refused.retry_after, Some(Millis(282_000)));
+        assert!(buckets.take(1, &limits, Timestamp(300_000)).is_ok());
+    }
+
+    #[test]
+    fn a_batch_larger_than_the_bucket_never_passes_and_says_so() {
+        let mut buckets = Buckets::default();
+        let refused = buckets.take(61, &plan(60, 1000), Timestamp(0)).unwrap_err();
+        assert_eq!((refused.kind, refused.retry_after), (RateKind::CreatesPerMinute, None));
+        assert!(buckets.take(60, &plan(60, 1000), Timestamp(0)).is_ok());
+    }
+
+    #[test]
+    fn a_limit_of_nothing_lets_nothing_through() {
+        let mut buckets = Buckets::default();
+        let refused = buckets.take(1, &plan(0, 10), Timestamp(0)).unwrap_err();
+        assert_eq!(refused.retry_after, None);
+        assert!(buckets.take(0, &plan(0, 10), Timestamp(0)).is_ok());
+    }
+
+    #[test]
+    fn no_limit_is_no_bucket() {
+        let mut buckets = Buckets::default();
+        let unlimited = RateLimits::default();
+        for _ in 0..1000 {
+            assert!(buckets.take(1000, &unlimited, Timestamp(0)).is_ok());
+        }
+        assert_eq!(buckets.left(RateKind::CreatesPerMinute, &unlimited, Timestamp(0)), None);
+        assert_eq!(buckets, Buckets::default());
+    }
+
+    #[test]
+    fn no_size_of_limit_overflows() {
+        let rate = Rate { limit: u64::MAX, per: Millis(u64::MAX) };
+        let mut bucket = Bucket::default();
+        assert_eq!(bucket.take(u64::MAX, &rate, Timestamp(0)), Err(None));
+        let rate = Rate { limit: u64::MAX, per: Millis(3_600_000) };
+        assert!(bucket.take(1_000_000, &rate, Timestamp(i64::MAX)).is_ok());
+        bucket.give_back(u64::MAX, &rate);
+        assert_eq!(bucket.parts().0, 0);
+    }
+
+    fn rates() -> impl Strategy<Value = Rate> {
+        (1_u64..500, prop_oneof![Just(1000_u64), Just(7919), Just(60_000), Just(3_600_000)])
+            .prop_map(|(limit, per)| Rate { limit, per: Millis(per) })
+    }
+
+    proptest! {
+        #[test]
+        fn the_time_of_the_next_yes_is_exact(
+            rate in rates(), steps in vec((0_i64..5000, 1_u64..8), 1..60),
+        ) {
+            let mut bucket = Bucket::default();
+            let mut now = 0;
+            for (wait, tokens) in steps {
+                now += wait;
+                if let Err(retry) = bucket.take(tokens, &rate, Timestamp(now)) {
+                    let Some(Millis(retry)) = retry else {
+                        prop_assert!(tokens > rate.limit);
+                        continue;
+                    };
+                    let later = |millis: u64| {
+                        bucket.would_take(tokens, &rate, Timestamp(now) + Millis(millis))
+                    };
+                    prop_assert!(retry > 0);
+                    prop_assert_eq!(later(retry), Ok(()));
+                    prop_assert_eq!(later(retry - 1), Err(Some(Millis(1))));
+                }
+            }
+        }
+
+        #[test]
+        fn over_any_window_no_more_passes_than_the_bucket_and_the_rate_allow(
+            rate in rates(), steps in vec((0_i64..5000, 1_u64..8), 1..80),
+        ) {
+            let mut bucket = Bucket::default();
+            let mut now = 0;
+            let mut passed: Vec<(i64, u64)> = Vec::new();
+            for (wait, tokens) in steps {
+                now += wait;
+                if bucket.take(tokens, &rate, Timestamp(now)).is_ok() {
+                    passed.push((now, tokens));
+                }
+            }
+            for from in 0..passed.len() {
+                let mut sum = 0;
+                for (at, tokens) in &passed[from..] {
+                    sum += tokens;
+                    let elapsed = (at - passed[from].0) as u64;
+                    prop_assert!(sum * rate.per.0 <= rate.limit * (rate.per.0 + elapsed));
+                }
+            }
+        }
+
+        #[test]
+        fn a_token_given_back_was_never_taken(
+            rate in rates(), before in 0_u64..100, tokens in 1_u64..50, wait in 0_i64..5000,
+        ) {
+            let mut bucket = Bucket::default();
+            let _ = bucket.take(before, &rate, Timestamp(0));
+            let now = Timestamp(wait);
+            let left = bucket.left(&rate, now);
+            let untouched = bucket;
+            if bucket.take(tokens, &rate, now).is_ok() {
+                bucket.give_back(tokens, &rate);
+            }
+            prop_assert_eq!(bucket.left(&rate, now), left);
+            for later in [0, 1, 777, 100_000] {
+                let later = now + Millis(later);
+                prop_assert_eq!(bucket.left(&rate, later), untouched.left(&rate, later));
+            }
+        }
+
+        #[test]
+        fn what_is_left_can_be_taken_and_one_more_cannot(
+            rate in rates(), before in 0_u64..500, wait in 0_i64..100_000,
+        ) {
+            let mut bucket = Bucket::default();
+            let _ = bucket.take(before, &rate, Timestamp(0));
+            let now = Timestamp(wait);
+            let left = bucket.left(&rate, now);
+            prop_assert_eq!(bucket.would_take(left, &rate, now), Ok(()));
+            prop_assert!(bucket.would_take(left + 1, &rate, now).is_err());
+        }
+    }
+}

@@ -124,3 +124,103 @@ fn nth_known(facts: &RetryFacts<'_>, wanted: u64) -> Known {
     }
     Known::At(last)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_known_is_one_heartbeat() {
+        assert_eq!(estimate(&RetryFacts::default()), ESTIMATE_DEFAULT);
+    }
+
+    #[test]
+    fn what_is_overdue_is_due_now_and_rounds_up_to_a_second() {
+        let lapses = [Timestamp(1000)];
+        let facts = RetryFacts { now: Timestamp(9000), lapses: &lapses, ..RetryFacts::default() };
+        assert_eq!(estimate(&facts), ESTIMATE_MIN);
+    }
+
+    #[test]
+    fn a_three_minute_checkpoint_is_waited_for_and_not_two_of_them() {
+        let pauses = [Timestamp(180_000)];
+        let facts = RetryFacts { pauses: &pauses, ..RetryFacts::default() };
+        assert_eq!(estimate(&facts), Millis(180_000));
+        // With one ahead in the queue and no rate, the pace of what is known is carried on.
+        assert_eq!(estimate(&RetryFacts { queue_ahead: 1, ..facts }), ESTIMATE_MAX);
+        let soon = [Timestamp(20_000)];
+        let facts = RetryFacts { pauses: &soon, queue_ahead: 1, ..facts };
+        assert_eq!(estimate(&facts), Millis(40_000));
+    }
+
+    fn instants() -> impl Strategy<Value = Vec<Timestamp>> {
+        vec(-50_000_i64..400_000, 0..8).prop_map(|mut instants| {
+            instants.sort_unstable();
+            instants.into_iter().map(Timestamp).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_estimate_is_the_nth_known_release_or_the_rate_whichever_is_sooner(
+            pauses in instants(),
+            lapses in instants(),
+            limits in instants(),
+            releases in 0_u32..50,
+            window in 0_u64..600_000,
+            queue_ahead in 0_u32..30,
+        ) {
+            let facts = RetryFacts {
+                now: Timestamp(0),
+                pauses: &pauses,
+                lapses: &lapses,
+                limits: &limits,
+                releases,
+                window: Millis(window),
+                queue_ahead,
+            };
+            let said = estimate(&facts);
+            prop_assert!((ESTIMATE_MIN..=ESTIMATE_MAX).contains(&said));
+            let mut all: Vec<u64> = [&pauses, &lapses, &limits]
+                .into_iter()
+                .flatten()
+                .map(|at| at.since(Timestamp(0)).0)
+                .collect();
+            all.sort_unstable();
+            let wanted = u64::from(queue_ahead) + 1;
+            let known = all.get(queue_ahead as usize).copied();
+            let rate = (releases > 0).then(|| (wanted * window).div_ceil(releases.into()));
+            if let Some(sooner) = known.into_iter().chain(rate).min() {
+                prop_assert_eq!(said, Millis(sooner).clamp(ESTIMATE_MIN, ESTIMATE_MAX));
+            }
+        }
+
+        #[test]
+        fn a_longer_queue_never_waits_less_and_a_faster_rate_never_longer(
+            pauses in instants(),
+            releases in 1_u32..50,
+            window in 1_u64..600_000,
+            queue_ahead in 0_u32..30,
+        ) {
+            let facts = RetryFacts {
+                pauses: &pauses,
+                releases,
+                window: Millis(window),
+                queue_ahead,
+                ..RetryFacts::default()
+            };
+            let longer = RetryFacts { queue_ahead: queue_ahead + 1, ..facts };
+            prop_assert!(estimate(&longer) >= estimate(&facts));
+            let faster = RetryFacts { releases: releases + 1, ..facts };
+            prop_assert!(estimate(&faster) <= estimate(&facts));
+            let nothing_measured = RetryFacts { releases: 0, ..facts };
+            let longer = RetryFacts { queue_ahead: queue_ahead + 1, ..nothing_measured };
+            prop_assert!(estimate(&longer) >= estimate(&nothing_measured));
+        }
+    }
+}

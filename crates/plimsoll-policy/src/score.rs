@@ -114,3 +114,100 @@ const fn mix(seed: u64) -> u64 {
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeSet;
+    use alloc::format;
+    use alloc::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_core_a_gib_and_stream_restore_weigh_as_documented() {
+        assert_eq!(score(1000, 0, false), 600);
+        assert_eq!(score(0, 1024, false), 300);
+        assert_eq!(score(0, 0, true), 5000);
+    }
+
+    #[test]
+    fn the_ring_is_the_same_in_every_version() {
+        // Computed apart from this code, from the published definitions of both functions.
+        assert_eq!(ring("host-1"), 0x941f_0965_1bcb_c202);
+        assert_eq!(ring(""), 0xc381_7c01_6ba4_ff30);
+        assert_eq!(request_ring(0), 0xa706_dd2f_4d19_7e6f);
+        assert_eq!(request_ring(u128::MAX), 0x6309_143e_67a4_7936);
+    }
+
+    /// One host as the picker sees it: place on the ring, free CPU, free memory.
+    type Row = (u64, i64, i64);
+
+    fn pick(hosts: &[Row], id: u128) -> usize {
+        let request = request_ring(id);
+        let best = hosts.iter().enumerate().max_by_key(|(_, (ring, cpu, memory))| {
+            (score(*cpu, *memory, false), core::cmp::Reverse(distance(request, *ring)))
+        });
+        best.map_or(0, |(at, _)| at)
+    }
+
+    #[test]
+    fn ties_go_to_many_hosts() {
+        let hosts: Vec<Row> =
+            (0..100).map(|at| (ring(&format!("host-{at}")), 16_000, 65_536)).collect();
+        let picked: BTreeSet<_> = (0..10_000).map(|id| pick(&hosts, id)).collect();
+        assert!(picked.len() > 95, "{} of 100 hosts", picked.len());
+    }
+
+    #[test]
+    fn a_burst_between_two_heartbeats_spreads_when_pending_counts() {
+        // A hundred hosts under uneven load; fifty creates arrive within one heartbeat.
+        let mut hosts: Vec<Row> = (0..100)
+            .map(|at| {
+                let ring = ring(&format!("host-{at}"));
+                let noise = mix(at);
+                (ring, 4000 + (noise % 4000) as i64, 20_000 + (noise >> 32) as i64 % 8000)
+            })
+            .collect();
+        let unaware: BTreeSet<_> = (0..50).map(|id| pick(&hosts, id)).collect();
+        assert_eq!(unaware.len(), 1);
+        let mut aware = BTreeSet::new();
+        for id in 0..50 {
+            let at = pick(&hosts, id);
+            aware.insert(at);
+            hosts[at].1 -= 1000;
+            hosts[at].2 -= 1024;
+        }
+        assert!(aware.len() > 20, "{} hosts", aware.len());
+    }
+
+    proptest! {
+        #[test]
+        fn the_score_is_the_exact_sum_floored_once(
+            cpu in -1_000_000_000_i64..1_000_000_000,
+            memory in -100_000_000_000_i64..100_000_000_000,
+        ) {
+            let exact = 600 * i128::from(cpu) * 1024 + 300 * i128::from(memory) * 1000;
+            prop_assert_eq!(i128::from(score(cpu, memory, false)), exact.div_euclid(1_024_000));
+        }
+
+        #[test]
+        fn more_free_never_scores_less(
+            cpu: i64, memory: i64, more_cpu: u32, more_memory: u32, stream: bool,
+        ) {
+            let emptier =
+                (cpu.saturating_add(more_cpu.into()), memory.saturating_add(more_memory.into()));
+            let spread = |cpu, memory| preference(Placement::Spread, cpu, memory, stream);
+            let pack = |cpu, memory| preference(Placement::Pack, cpu, memory, stream);
+            prop_assert!(spread(emptier.0, emptier.1) >= spread(cpu, memory));
+            prop_assert!(pack(emptier.0, emptier.1) <= pack(cpu, memory));
+            prop_assert!(pack(cpu, memory) <= preference(Placement::Pack, cpu, memory, true));
+        }
+
+        #[test]
+        fn nobody_is_further_than_once_around(request: u64, host: u64) {
+            prop_assert_eq!(request.wrapping_add(distance(request, host)), host);
+        }
+    }
+}

@@ -48,3 +48,43 @@ pub const fn resolve_pause(pool: PauseKind, driver: Driver) -> PauseKind {
 pub const fn frees_slot(resolved: PauseKind) -> bool {
     matches!(resolved, PauseKind::Checkpoint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_states_holds() {
+        use SandboxStatus::{
+            Failed, Paused, Pausing, Provisioning, Queued, Resuming, Running, Stopped, Terminated,
+            Terminating,
+        };
+        // (state, holds before its slot was given back, holds after)
+        let table = [
+            (Queued, false, false),
+            (Provisioning, true, true),
+            (Running, true, true),
+            (Pausing, true, true),
+            (Paused, true, false),
+            (Resuming, true, true),
+            (Stopped, true, false),
+            (Terminating, true, false),
+            (Terminated, false, false),
+            (Failed, false, false),
+        ];
+        assert_eq!(table.len(), SandboxStatus::ALL.len());
+        for (status, kept, released) in table {
+            assert_eq!(holds_slot(status, false), kept, "{status}");
+            assert_eq!(holds_slot(status, true), released, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_pause_frees_its_slot_only_when_it_leaves_the_host() {
+        assert!(frees_slot(resolve_pause(PauseKind::Driver, Driver::Gvisor)));
+        assert!(!frees_slot(resolve_pause(PauseKind::Driver, Driver::Process)));
+        assert!(!frees_slot(resolve_pause(PauseKind::Keep, Driver::Gvisor)));
+        assert!(frees_slot(resolve_pause(PauseKind::Checkpoint, Driver::Process)));
+        assert!(!frees_slot(PauseKind::Driver));
+    }
+}

@@ -115,7 +115,7 @@ pub fn in_order<'c, 'a, I: Copy + Ord, H>(
 }
 
 /// What the waiter lacks on one host that could take it. A pinned resume has one such host, a
-/// create as many as would fit it when emptier.
+/// create as many as would fit it when emptier; each is given once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortfall<'a, H> {
     /// Which host.
@@ -216,4 +216,229 @@ fn fills<I, H>(
         && shortfall.counted.iter().all(|(name, short)| {
             sum(&|victim| victim.counted.get(name).copied().unwrap_or(0)) >= *short
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
+    use super::Candidate as Guest;
+    use super::*;
+
+    static NOTHING: Counted = Counted::new();
+    const NOW: Timestamp = Timestamp(10_000_000);
+
+    fn rule(mode: PreemptionMode) -> VictimRule {
+        VictimRule::new(Preemption { mode, ..Preemption::default() })
+    }
+
+    fn before(seconds: i64) -> Timestamp {
+        Timestamp(NOW.0 - seconds * 1000)
+    }
+
+    fn guest(id: u32) -> Candidate<'static, u32, u32> {
+        Candidate {
+            id,
+            host: 1,
+            preemptible: true,
+            pause_frees: true,
+            priority: 0,
+            last_active_at: before(100),
+            running_since: before(1000),
+            brought_in_at: None,
+            displaced_waiter: false,
+            pause_failed_at: None,
+            overcommitted: false,
+            charge: Mib(1000),
+            counted: &NOTHING,
+        }
+    }
+
+    fn ids(candidates: &[Candidate<'_, u32, u32>], mode: PreemptionMode) -> Vec<u32> {
+        in_order(candidates, &rule(mode), NOW).iter().map(|candidate| candidate.id).collect()
+    }
+
+    /// Public failure P2.
+    #[test]
+    fn the_order_is_least_recently_active_then_least_important_then_longest_running() {
+        let guests = [
+            Guest { last_active_at: before(70), running_since: before(5000), ..guest(1) },
+            Guest { last_active_at: before(300), priority: 9, ..guest(2) },
+            Guest { last_active_at: before(200), priority: 1, ..guest(3) },
+            Guest { last_active_at: before(200), ..guest(4) },
+            Guest { last_active_at: before(200), running_since: before(2000), ..guest(5) },
+            Guest { overcommitted: true, last_active_at: before(61), ..guest(6) },
+        ];
+        assert_eq!(ids(&guests, PreemptionMode::Idle), [6, 2, 5, 4, 3, 1]);
+    }
+
+    #[test]
+    fn mode_idle_takes_nobody_who_is_at_work() {
+        let busy = Guest { last_active_at: before(59), ..guest(1) };
+        let idle = Guest { last_active_at: before(60), ..guest(2) };
+        // Its last call is old, but it has only just been resumed.
+        let resumed = Guest { running_since: before(10), ..guest(3) };
+        assert_eq!(ids(&[busy, idle, resumed], PreemptionMode::Idle), [2]);
+        assert_eq!(ids(&[busy, idle, resumed], PreemptionMode::Off), []);
+    }
+
+    #[test]
+    fn mode_lru_takes_the_busy_too_once_they_have_run_long_enough() {
+        let busy = Guest { last_active_at: NOW, running_since: before(600), ..guest(1) };
+        let young = Guest { running_since: before(599), ..guest(2) };
+        assert_eq!(ids(&[busy, young], PreemptionMode::Lru), [1]);
+    }
+
+    #[test]
+    fn nobody_is_paused_who_must_not_be_or_for_nothing() {
+        let kept = Guest { preemptible: false, ..guest(1) };
+        let frozen = Guest { pause_frees: false, ..guest(2) };
+        let failed = Guest { pause_failed_at: Some(before(299)), ..guest(3) };
+        let retried = Guest { pause_failed_at: Some(before(300)), ..guest(4) };
+        for mode in [PreemptionMode::Idle, PreemptionMode::Lru] {
+            assert_eq!(ids(&[kept, frozen, failed, retried], mode), [4]);
+        }
+    }
+
+    #[test]
+    fn two_guests_with_one_slot_take_turns_by_the_hour() {
+        let brought_in = |seconds| Guest { brought_in_at: Some(before(seconds)), ..guest(1) };
+        let old = |guest| Guest { running_since: before(9000), ..guest };
+        assert_eq!(ids(&[old(brought_in(599))], PreemptionMode::Lru), []);
+        assert_eq!(ids(&[old(brought_in(600))], PreemptionMode::Lru), [1]);
+        let pair = |seconds| Guest { displaced_waiter: true, ..old(brought_in(seconds)) };
+        assert_eq!(ids(&[pair(3599)], PreemptionMode::Idle), []);
+        assert_eq!(ids(&[pair(3600)], PreemptionMode::Idle), [1]);
+    }
+
+    fn short(host: u32, memory: u64) -> Shortfall<'static, u32> {
+        Shortfall { host, memory: Mib(memory), counted: &NOTHING }
+    }
+
+    fn set(
+        candidates: &[Candidate<'_, u32, u32>],
+        slot_short: bool,
+        shortfalls: &[Shortfall<'_, u32>],
+    ) -> Option<Vec<u32>> {
+        let ordered = in_order(candidates, &rule(PreemptionMode::Idle), NOW);
+        sufficient_set(&ordered, slot_short, shortfalls)
+    }
+
+    #[test]
+    fn a_slot_alone_takes_the_best_victim_of_the_pool() {
+        let guests = [Guest { last_active_at: before(200), host: 2, ..guest(1) }, guest(2)];
+        assert_eq!(set(&guests, true, &[short(1, 0)]), Some(Vec::from([1])));
+        assert_eq!(set(&[], true, &[short(1, 0)]), None);
+        assert_eq!(set(&guests, false, &[short(1, 0)]), Some(Vec::new()));
+    }
+
+    #[test]
+    fn nothing_is_paused_that_would_not_suffice() {
+        let guests = [guest(1), guest(2)];
+        assert_eq!(set(&guests, true, &[short(1, 2001)]), None);
+        assert_eq!(set(&guests, true, &[short(1, 2000)]), Some(Vec::from([1, 2])));
+        assert_eq!(set(&guests, true, &[short(7, 1)]), None, "no guest on that host");
+        assert_eq!(set(&guests, true, &[]), None, "no host would take it");
+    }
+
+    #[test]
+    fn the_host_with_the_fewest_victims_is_chosen() {
+        let guests = [
+            Guest { last_active_at: before(900), ..guest(1) },
+            Guest { last_active_at: before(800), ..guest(2) },
+            Guest { host: 2, charge: Mib(4000), ..guest(3) },
+        ];
+        let both = [short(1, 1500), short(2, 1500)];
+        assert_eq!(set(&guests, true, &both), Some(Vec::from([3])));
+        // With as many on each, the better first victim decides.
+        let both = [short(2, 900), short(1, 900)];
+        assert_eq!(set(&guests, true, &both), Some(Vec::from([1])));
+    }
+
+    #[test]
+    fn a_small_victim_is_spared_when_the_next_one_frees_enough_alone() {
+        let guests = [
+            Guest { last_active_at: before(900), charge: Mib(100), ..guest(1) },
+            Guest { charge: Mib(4000), ..guest(2) },
+        ];
+        assert_eq!(set(&guests, true, &[short(1, 3000)]), Some(Vec::from([2])));
+    }
+
+    #[test]
+    fn counted_resources_are_freed_like_memory() {
+        let gpus = |count| Counted::from([("gpus".to_string(), count)]);
+        let (one, two) = (gpus(1), gpus(2));
+        let guests = [
+            Guest { last_active_at: before(900), ..guest(1) },
+            Guest { counted: &one, ..guest(2) },
+            Guest { counted: &one, ..guest(3) },
+        ];
+        let short = Shortfall { host: 1, memory: Mib::ZERO, counted: &two };
+        assert_eq!(set(&guests, true, &[short]), Some(Vec::from([2, 3])));
+        assert_eq!(set(&guests[..2], true, &[short]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_suffices_and_none_of_it_is_spare(
+            guests in vec((0_u32..3, 0_u64..5, 60_i64..300, 0_u64..2), 0..10),
+            shorts in btree_map(0_u32..4, (0_u64..12, 0_u64..3), 0..4),
+            slot_short: bool,
+        ) {
+            let counted: Vec<_> = guests
+                .iter()
+                .map(|guest| Counted::from([("gpus".to_string(), guest.3)]))
+                .collect();
+            let candidates: Vec<_> = guests
+                .iter()
+                .enumerate()
+                .map(|(id, (host, charge, idle, _))| Candidate {
+                    host: *host,
+                    charge: Mib(*charge),
+                    last_active_at: before(*idle),
+                    counted: &counted[id],
+                    ..guest(id as u32)
+                })
+                .collect();
+            let shorts: Vec<_> =
+                shorts.into_iter().map(|(host, short)| (host, short.0, short.1)).collect();
+            let lacking: Vec<_> =
+                shorts.iter().map(|short| Counted::from([("gpus".to_string(), short.2)])).collect();
+            let shortfalls: Vec<_> = shorts
+                .iter()
+                .zip(&lacking)
+                .map(|((host, memory, _), counted)| Shortfall {
+                    host: *host,
+                    memory: Mib(*memory),
+                    counted,
+                })
+                .collect();
+            // In words of its own: does this choice of guests let the waiter in?
+            let lets_in = |chosen: &dyn Fn(usize) -> bool| {
+                let any = (0..guests.len()).any(chosen);
+                (any || !slot_short)
+                    && shorts.iter().any(|(host, memory, gpus)| {
+                        let on_host = |id: &usize| chosen(*id) && guests[*id].0 == *host;
+                        let freed: u64 =
+                            (0..guests.len()).filter(on_host).map(|id| guests[id].1).sum();
+                        let freed_gpus: u64 =
+                            (0..guests.len()).filter(on_host).map(|id| guests[id].3).sum();
+                        freed >= *memory && freed_gpus >= *gpus
+                    })
+            };
+            match set(&candidates, slot_short, &shortfalls) {
+                Some(set) => {
+                    prop_assert!(lets_in(&|id| set.contains(&(id as u32))));
+                    for spared in &set {
+                        let without = |id: usize| set.contains(&(id as u32)) && id as u32 != *spared;
+                        prop_assert!(!lets_in(&without), "{spared} of {set:?} is spare");
+                    }
+                }
+                None => prop_assert!(!lets_in(&|_| true)),
+            }
+        }
+    }
 }

@@ -40,8 +40,8 @@ pub enum HostFilter {
 
 impl HostFilter {
     /// Every filter in the order in which a host is held against them: what lasts before what
-    /// passes. A host counted under one of the last two would take the request once that cause
-    /// alone went away.
+    /// passes. A host counted under one of the last two would take the request once these went
+    /// away.
     pub const ALL: [Self; 15] = [
         Self::Driver,
         Self::Labels,
