@@ -102,7 +102,7 @@ impl Host {
                 Phase::Pausing { kind, frozen }
             }
             Act::Resume { from } => Phase::Resuming { from },
-            Act::Stop => Phase::Stopping,
+            Act::Stop => Phase::Stopping { from: guest.phase.before() },
             Act::End => {
                 guest.ending_through = attempt;
                 Phase::Ending { memory: guest.phase.holds_memory() }
@@ -142,20 +142,13 @@ impl Host {
             let act = match guest.phase {
                 Phase::Pausing { kind, .. } => Some(Act::Pause { kind }),
                 Phase::Resuming { from } => Some(Act::Resume { from }),
-                Phase::Stopping => Some(Act::Stop),
+                Phase::Stopping { .. } => Some(Act::Stop),
                 Phase::Ending { .. } => Some(Act::End),
                 _ => None,
             };
             if let Some(act) = act {
                 // What it was before, as near as the state under way tells.
-                let state = match guest.phase {
-                    Phase::Resuming { from: PauseKind::Checkpoint }
-                    | Phase::Ending { memory: false } => FoundState::Checkpointed,
-                    Phase::Resuming { .. } | Phase::Pausing { frozen: true, .. } => {
-                        FoundState::Frozen
-                    }
-                    _ => FoundState::Running,
-                };
+                let state = guest.phase.before();
                 entries.push(JournalEntry::Settled { id: *id, attempt, state, kept: guest.kept() });
                 let reason = guest.reason.clone();
                 entries.push(JournalEntry::Act { fence: None, id: *id, attempt, act, reason });
@@ -260,7 +253,7 @@ impl Host {
                 // Its start time is known, unless the machine was started anew.
                 guest.since.get_or_insert(now.uptime);
             }
-            (Phase::Pausing { .. } | Phase::Stopping, FoundState::Running)
+            (Phase::Pausing { .. } | Phase::Stopping { .. }, FoundState::Running)
                 if guest.since.is_some() =>
             {
                 guest.phase = Phase::Running;
@@ -276,7 +269,7 @@ impl Host {
                 guest.leave_memory();
             }
             (phase, FoundState::Exited { code }) => {
-                guest.stopped |= phase == Phase::Stopping;
+                guest.stopped |= matches!(phase, Phase::Stopping { .. });
                 if !matches!(phase, Phase::Exited { .. }) || code.is_some() {
                     guest.phase = Phase::Exited { code };
                 }
@@ -284,7 +277,7 @@ impl Host {
             }
             (Phase::Exited { .. }, FoundState::Gone) => {}
             (phase, FoundState::Gone) => {
-                guest.stopped |= phase == Phase::Stopping;
+                guest.stopped |= matches!(phase, Phase::Stopping { .. });
                 guest.phase = Phase::Exited { code: None };
                 guest.reason = Some("not found after a start of the agent".to_owned());
                 guest.leave_memory();

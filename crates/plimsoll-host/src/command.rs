@@ -170,7 +170,7 @@ impl Host {
                     return Taken::Joined;
                 }
                 Phase::Ending { .. } => return Taken::Answer(self.fenced()),
-                Phase::Stopping => return conflict("the guest is being stopped".to_owned()),
+                Phase::Stopping { .. } => return conflict("the guest is being stopped".to_owned()),
                 // It was started, as this command asks; what came after is another command's.
                 Phase::Running
                 | Phase::Pausing { .. }
@@ -328,7 +328,7 @@ impl Host {
                 self.note_settled(id, out);
                 return Taken::Answer(HostOutcome::Done);
             }
-            Phase::Stopping => {
+            Phase::Stopping { .. } => {
                 guest.fence = fence;
                 guest.answered = None;
                 guest.waiters.push(token);
@@ -337,7 +337,7 @@ impl Host {
             Phase::Running | Phase::Paused(_) => {}
             _ => return conflict("something else is under way with the guest".to_owned()),
         }
-        guest.phase = Phase::Stopping;
+        guest.phase = Phase::Stopping { from: guest.phase.before() };
         self.begin(token, fence, id, Act::Stop, DriverOp::Stop, out)
     }
 

@@ -27,7 +27,7 @@ pub(crate) enum Phase {
     /// Its resume is under way.
     Resuming { from: PauseKind },
     /// Its stop is under way.
-    Stopping,
+    Stopping { from: FoundState },
     /// Its process has ended; disk and name are kept.
     Exited { code: Option<i32> },
     /// Its end is under way, or is to be tried again.
@@ -43,8 +43,10 @@ impl Phase {
             | Self::Pausing { .. }
             | Self::Paused(PauseKind::Keep | PauseKind::Driver)
             | Self::Resuming { .. }
-            | Self::Stopping => true,
-            Self::Paused(PauseKind::Checkpoint) | Self::Exited { .. } => false,
+            | Self::Stopping { from: FoundState::Running | FoundState::Frozen } => true,
+            Self::Paused(PauseKind::Checkpoint) | Self::Stopping { .. } | Self::Exited { .. } => {
+                false
+            }
             Self::Ending { memory } => memory,
         }
     }
@@ -55,6 +57,24 @@ impl Phase {
         matches!(self, Self::Starting { .. } | Self::Resuming { from: PauseKind::Checkpoint })
     }
 
+    /// The state that a guest falls back to when what is under way does not work.
+    pub(crate) const fn before(self) -> FoundState {
+        match self {
+            Self::Pausing { frozen: true, .. }
+            | Self::Resuming { from: PauseKind::Keep | PauseKind::Driver }
+            | Self::Paused(PauseKind::Keep | PauseKind::Driver) => FoundState::Frozen,
+            Self::Resuming { from: PauseKind::Checkpoint }
+            | Self::Paused(PauseKind::Checkpoint)
+            | Self::Ending { memory: false } => FoundState::Checkpointed,
+            Self::Exited { code } => FoundState::Exited { code },
+            Self::Stopping { from } => from,
+            Self::Starting { .. }
+            | Self::Running
+            | Self::Pausing { frozen: false, .. }
+            | Self::Ending { memory: true } => FoundState::Running,
+        }
+    }
+
     const fn status(self) -> GuestStatus {
         match self {
             Self::Starting { .. } => GuestStatus::Starting,
@@ -63,7 +83,7 @@ impl Phase {
             Self::Paused(_) => GuestStatus::Paused,
             Self::Resuming { .. } => GuestStatus::Resuming,
             Self::Exited { .. } => GuestStatus::Exited,
-            Self::Stopping | Self::Ending { .. } => GuestStatus::Ending,
+            Self::Stopping { .. } | Self::Ending { .. } => GuestStatus::Ending,
         }
     }
 }

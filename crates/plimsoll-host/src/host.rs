@@ -192,8 +192,10 @@ impl Host {
         let Some(attempt) = self.guests.get(&id).map(|guest| guest.spec.attempt) else { return };
         let call = self.number_call(id, attempt);
         if let Some(guest) = self.guests.get_mut(&id) {
-            guest.call = Some(call);
             guest.early_exit = None;
+            if let Some(overtaken) = guest.call.replace(call) {
+                self.calls.remove(&overtaken);
+            }
         }
         out.push(HostEffect::Driver(DriverCall { call, id, attempt, op }));
     }
@@ -220,6 +222,7 @@ impl Host {
         result: DriverResult,
         out: &mut Vec<HostEffect>,
     ) {
+        // A call that was overtaken by an end is nobody's any more.
         let Some((id, attempt)) = self.calls.remove(&call) else { return };
         if let Some(stray) = self.strays.get_mut(&(id, attempt))
             && stray.call == Some(call)
@@ -234,11 +237,9 @@ impl Host {
             return;
         }
         let Some(guest) = self.guests.get_mut(&id) else { return };
-        if guest.call != Some(call) {
-            // It was overtaken by an end.
+        if guest.call.take_if(|waiting| *waiting == call).is_none() {
             return;
         }
-        guest.call = None;
         match guest.phase {
             Phase::Starting { previous } => self.started(now, id, previous, result, out),
             Phase::Ending { .. } => self.ended(now, id, result, out),
@@ -321,19 +322,11 @@ impl Host {
         let phase = guest.phase;
         let (state, outcome) = match result {
             DriverResult::Done => (None, HostOutcome::Done),
-            DriverResult::Failed { detail } => (
-                Some(match phase {
-                    Phase::Pausing { frozen: true, .. }
-                    | Phase::Resuming { from: PauseKind::Keep | PauseKind::Driver } => {
-                        FoundState::Frozen
-                    }
-                    Phase::Resuming { from: PauseKind::Checkpoint } => FoundState::Checkpointed,
-                    _ => FoundState::Running,
-                }),
-                HostOutcome::Failed { detail },
-            ),
+            DriverResult::Failed { detail } => {
+                (Some(phase.before()), HostOutcome::Failed { detail })
+            }
             DriverResult::Unknown { detail, found } => {
-                (Some(found.unwrap_or(FoundState::Running)), HostOutcome::Unknown { detail })
+                (Some(found.unwrap_or(phase.before())), HostOutcome::Unknown { detail })
             }
         };
         if matches!(phase, Phase::Pausing { .. }) {
@@ -358,7 +351,7 @@ impl Host {
                 guest.leave_memory();
             }
             (None | Some(FoundState::Gone), _) => {
-                guest.stopped |= phase == Phase::Stopping && state.is_none();
+                guest.stopped |= matches!(phase, Phase::Stopping { .. }) && state.is_none();
                 guest.phase = Phase::Exited { code: None };
                 guest.leave_memory();
             }
@@ -368,6 +361,9 @@ impl Host {
             && guest.phase != Phase::Paused(PauseKind::Checkpoint)
         {
             guest.phase = Phase::Exited { code };
+            if !matches!(phase, Phase::Stopping { .. }) {
+                guest.reason = None;
+            }
             guest.leave_memory();
         }
         self.settle(id, outcome, out);
@@ -390,9 +386,10 @@ impl Host {
             Phase::Starting { .. }
             | Phase::Pausing { .. }
             | Phase::Resuming { .. }
-            | Phase::Stopping => guest.early_exit = Some(code),
+            | Phase::Stopping { .. } => guest.early_exit = Some(code),
             Phase::Running | Phase::Paused(PauseKind::Keep | PauseKind::Driver) => {
                 guest.phase = Phase::Exited { code };
+                guest.reason = None;
                 guest.active_at(Some(now.clock));
                 guest.leave_memory();
                 self.note_settled(id, out);
@@ -594,7 +591,7 @@ impl Host {
                 (Act::Pause { kind }, DriverOp::Pause { kind }, reason, event)
             }
             Sacrifice::Kill => {
-                guest.phase = Phase::Stopping;
+                guest.phase = Phase::Stopping { from: guest.phase.before() };
                 let reason = format!("ended by its host under {figures}");
                 let event = HostEvent::PressureKill { id, charge, reason: reason.clone() };
                 (Act::Stop, DriverOp::Stop, reason, event)
