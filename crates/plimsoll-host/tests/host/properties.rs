@@ -107,7 +107,7 @@ fn guest(id: u8, attempt: u8, stateful: bool) -> GuestSpec {
     let mut spec = spec(u128::from(id));
     spec.attempt = u32::from(attempt);
     spec.stateful = stateful;
-    spec.driver = if id % 2 == 0 { Driver::Process } else { Driver::Gvisor };
+    spec.driver = if id.is_multiple_of(2) { Driver::Process } else { Driver::Gvisor };
     spec.memory_mib = Mib(2048 + 1024 * u64::from(id));
     spec.overhead_mib = Mib(u64::from(id) * 10);
     spec.priority = i32::from(id % 3);
