@@ -4,6 +4,8 @@
 //! Overcommit is a bet. This is what happens when it is lost, chosen here rather than by the
 //! kernel's OOM killer, on a signal that leads the collapse.
 
+use core::cmp::Reverse;
+
 use plimsoll_types::{BasisPoints, Mib, Millis, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -220,6 +222,8 @@ pub struct Guest<I> {
     pub frozen: bool,
     /// Whether its pause writes it out and frees its memory.
     pub pause_frees: bool,
+    /// Whether a pause of it has failed of late: it is not tried again for a while.
+    pub pause_failed: bool,
     /// Higher is more important.
     pub priority: i32,
     /// What it is charged.
@@ -236,31 +240,38 @@ pub enum Remedy {
     Kill,
 }
 
+impl<I> Guest<I> {
+    fn can_pause(&self) -> bool {
+        !self.frozen && !self.pause_failed
+    }
+
+    /// Whether it is one of those that are paused before anybody is harmed.
+    fn yields_first(&self) -> bool {
+        self.idle && self.preemptible && self.can_pause()
+    }
+}
+
 /// The next guest to act on, and how; `None` when nothing may be touched.
 ///
 /// First idle preemptible guests are paused (those whose pause frees memory before those that it
 /// only freezes), then stateless guests are paused where that frees memory and killed where it
-/// does not. Within both by lowest priority, then largest charge, then id. Stateful guests never
-/// (I4). Guests that are being paused or ended already must not be among `guests`.
+/// does not. Within both by lowest priority, then preemptible ones, then largest charge, then id.
+/// Stateful guests never (I4). Guests that are being paused or ended already must not be among
+/// `guests`.
 #[must_use]
-pub fn next_victim<I: Copy + Ord>(guests: &[Guest<I>]) -> Option<(I, Remedy)> {
-    guests
-        .iter()
-        .filter(|guest| !guest.stateful)
-        .min_by_key(|guest| {
-            let pause_first = guest.idle && guest.preemptible && !guest.frozen;
-            let tier = match (pause_first, guest.pause_frees) {
-                (true, true) => 0,
-                (true, false) => 1,
-                (false, _) => 2,
-            };
-            (tier, guest.priority, core::cmp::Reverse(guest.charge), guest.id)
-        })
-        .map(|guest| {
-            let pause_first = guest.idle && guest.preemptible;
-            let pause = !guest.frozen && (pause_first || guest.pause_frees);
-            (guest.id, if pause { Remedy::Pause } else { Remedy::Kill })
-        })
+pub fn next_victim<I: Copy + Ord>(
+    guests: impl IntoIterator<Item = Guest<I>>,
+) -> Option<(I, Remedy)> {
+    let victim = guests.into_iter().filter(|guest| !guest.stateful).min_by_key(|guest| {
+        let tier = match (guest.yields_first(), guest.pause_frees) {
+            (true, true) => 0,
+            (true, false) => 1,
+            (false, _) => 2,
+        };
+        (tier, guest.priority, !guest.preemptible, Reverse(guest.charge), guest.id)
+    })?;
+    let pause = victim.yields_first() || (victim.pause_frees && victim.can_pause());
+    Some((victim.id, if pause { Remedy::Pause } else { Remedy::Kill }))
 }
 
 #[cfg(test)]
@@ -364,6 +375,7 @@ mod tests {
             idle: false,
             frozen: false,
             pause_frees: true,
+            pause_failed: false,
             priority: 0,
             charge: Mib(1000),
         }
@@ -372,7 +384,7 @@ mod tests {
     /// Applies remedies until none is left, and says what was done in order.
     fn drain(mut guests: Vec<Guest<u32>>) -> Vec<(u32, Remedy)> {
         let mut done = Vec::new();
-        while let Some((id, remedy)) = next_victim(&guests) {
+        while let Some((id, remedy)) = next_victim(guests.iter().copied()) {
             done.push((id, remedy));
             let place = guests.iter().position(|guest| guest.id == id).unwrap();
             if remedy == Remedy::Pause && !guests[place].pause_frees {
@@ -404,11 +416,21 @@ mod tests {
     }
 
     #[test]
+    fn of_two_equally_important_guests_the_one_that_agreed_to_it_goes() {
+        let kept = Guest { preemptible: false, charge: Mib(9000), ..guest(1) };
+        assert_eq!(next_victim([kept, guest(2)]), Some((2, Remedy::Pause)));
+        let unimportant = Guest { priority: -1, ..kept };
+        assert_eq!(next_victim([unimportant, guest(2)]), Some((1, Remedy::Pause)));
+    }
+
+    #[test]
     fn a_guest_whose_pause_frees_nothing_is_killed() {
         let busy = Guest { pause_frees: false, ..guest(1) };
-        assert_eq!(next_victim(&[busy]), Some((1, Remedy::Kill)));
+        assert_eq!(next_victim([busy]), Some((1, Remedy::Kill)));
         let frozen = Guest { frozen: true, idle: true, ..busy };
-        assert_eq!(next_victim(&[frozen]), Some((1, Remedy::Kill)));
+        assert_eq!(next_victim([frozen]), Some((1, Remedy::Kill)));
+        let failed = Guest { idle: true, pause_failed: true, ..guest(1) };
+        assert_eq!(next_victim([failed]), Some((1, Remedy::Kill)));
     }
 
     proptest! {
@@ -437,12 +459,12 @@ mod tests {
         /// I4.
         #[test]
         fn stateful_guests_are_never_touched(
-            flags in vec((any::<[bool; 5]>(), -2_i32..3, 0_u64..5), 0..12),
+            flags in vec((any::<[bool; 6]>(), -2_i32..3, 0_u64..5), 0..12),
         ) {
             let guests: Vec<_> = flags
                 .iter()
                 .enumerate()
-                .map(|(id, ([stateful, preemptible, idle, frozen, pause_frees], priority, charge))| {
+                .map(|(id, ([stateful, preemptible, idle, frozen, pause_frees, failed], priority, charge))| {
                     Guest {
                         id: id as u32,
                         stateful: *stateful,
@@ -450,18 +472,19 @@ mod tests {
                         idle: *idle,
                         frozen: *frozen,
                         pause_frees: *pause_frees,
+                        pause_failed: *failed,
                         priority: *priority,
                         charge: Mib(*charge),
                     }
                 })
                 .collect();
             let stateless = guests.iter().filter(|guest| !guest.stateful).count();
-            let first = next_victim(&guests);
+            let first = next_victim(guests.iter().copied());
             prop_assert_eq!(first.is_some(), stateless > 0);
             // Whoever is killed although it might have been paused: nobody.
             if let Some((id, Remedy::Kill)) = first {
                 let guest = guests[id as usize];
-                prop_assert!(guest.frozen || !guest.pause_frees);
+                prop_assert!(guest.frozen || guest.pause_failed || !guest.pause_frees);
             }
             let done = drain(guests.clone());
             prop_assert!(done.iter().all(|(id, _)| !guests[*id as usize].stateful));
