@@ -108,7 +108,7 @@ impl Host {
             return;
         }
         if !self.beat.wanted {
-            let account = self.account(now).ok().filter(|_| !self.guard.is_shut());
+            let account = self.account(now).ok().filter(|_| !self.gate.is_shut());
             let moved = match (account, self.beat.admittable_sent()) {
                 (None, None) => false,
                 (Some(account), Some(sent)) => {

@@ -1,8 +1,7 @@
 use std::collections::BTreeMap;
 
+use plimsoll_policy::pressure::PressureRule;
 use plimsoll_types::{Counted, DriverSet, HostId, Mib, Millis, PoolName, Regime};
-
-use crate::pressure::PressureRule;
 
 /// Settings of one host.
 #[derive(Clone, Debug)]
@@ -50,8 +49,11 @@ pub struct HostConfig {
     pub heartbeat_gap: Millis,
     /// A sample older than this is no knowledge any more.
     pub sample_age_max: Millis,
-    /// When the gate shuts and whom pressure costs their place.
-    pub pressure: PressureRule,
+    /// When the gate shuts and when the host acts on its guests; `None` takes
+    /// [`PressureRule::for_headroom`] of the headroom band.
+    pub pressure: Option<PressureRule>,
+    /// A guest without activity for this long gives way first under pressure.
+    pub idle: Millis,
 }
 
 impl HostConfig {
@@ -78,7 +80,8 @@ impl HostConfig {
             heartbeat: Millis::from_seconds(10),
             heartbeat_gap: Millis::from_seconds(1),
             sample_age_max: Millis::from_seconds(30),
-            pressure: PressureRule::default(),
+            pressure: None,
+            idle: Millis::from_seconds(60),
         }
     }
 }

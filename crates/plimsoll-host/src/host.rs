@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_policy::pressure::{Gate, Signals};
 use plimsoll_types::{
     Fence, GuestSpec, HostOutcome, HostReservation, Mib, Millis, PauseKind, Regime, ReservationId,
     SandboxId,
@@ -15,7 +16,6 @@ use crate::guest::{Guest, Phase};
 use crate::input::{DriverResult, FoundState, HostInput, Sample, Token};
 use crate::journal::{Act, JournalEntry};
 use crate::ledger::{Machine, Reserved};
-use crate::pressure::{Candidate, Guard, Sacrifice, choose_victim};
 use crate::time::{HostTime, later};
 
 /// First wait before an end that failed is tried again; doubles up to [`END_RETRY_MAX`].
@@ -42,7 +42,10 @@ pub struct Host {
     next_call: u64,
     pub(crate) reservations: BTreeMap<ReservationId, Reserved>,
     pub(crate) machine: Option<Machine>,
-    pub(crate) guard: Guard,
+    /// All memory of the machine as last known.
+    pub(crate) memory_total: Option<Mib>,
+    pub(crate) signals: Signals,
+    pub(crate) gate: Gate,
     pub(crate) beat: Beat,
     /// Guests that the cell has named as unexpected once.
     pub(crate) unexpected: BTreeMap<String, Millis>,
@@ -78,7 +81,9 @@ impl Host {
             next_call: 1,
             reservations: BTreeMap::new(),
             machine: None,
-            guard: Guard::default(),
+            memory_total: None,
+            signals: Signals::default(),
+            gate: Gate::default(),
             beat: Beat::default(),
             unexpected: BTreeMap::new(),
         }
@@ -133,8 +138,8 @@ impl Host {
 
     /// Whether the gate is shut under memory pressure.
     #[must_use]
-    pub const fn gate_is_shut(&self) -> bool {
-        self.guard.is_shut()
+    pub fn gate_is_shut(&self) -> bool {
+        self.gate.is_shut()
     }
 
     /// Takes one input and appends what has to be done, in order.
@@ -538,79 +543,10 @@ impl Host {
             }
         }
         self.machine = Some(Machine::new(sample, in_machine, now));
-        let change = self.guard.see(&self.config.pressure, sample, now.uptime);
-        if change.shut {
-            let reason = self.guard.figures().to_owned();
-            out.push(HostEffect::Event(HostEvent::GateShut { reason }));
-            self.beat.want();
+        if let Ok(total) = sample.memory_total {
+            self.memory_total = Some(total);
         }
-        if change.opened {
-            out.push(HostEffect::Event(HostEvent::GateOpened));
-            self.beat.want();
-        }
-        if change.act && self.adopted {
-            self.relieve(now, out);
-        }
-    }
-
-    /// Somebody has to give way before the kernel chooses. Never anyone stateful.
-    fn relieve(&mut self, now: HostTime, out: &mut Vec<HostEffect>) {
-        let regime = self.regime();
-        let candidates = self.guests.values().filter(|guest| {
-            !guest.spec.stateful
-                && guest.call.is_none()
-                && matches!(guest.phase, Phase::Running | Phase::Paused(PauseKind::Keep))
-        });
-        let choice = choose_victim(
-            &self.config.pressure,
-            candidates.map(|guest| Candidate {
-                id: guest.spec.id,
-                driver: guest.spec.driver,
-                preemptible: guest.spec.preemptible,
-                priority: guest.spec.priority,
-                charge: guest.charge(regime, now),
-                idle_for: guest.last_active_at.map_or(Millis::ZERO, |at| now.clock.since(at)),
-                frozen: guest.phase != Phase::Running,
-                pause_failed: guest.pause_failed,
-            }),
-        );
-        let figures = self.guard.figures().to_owned();
-        let Some((id, sacrifice)) = choice else {
-            self.guard.acted(Some(now.uptime));
-            out.push(HostEffect::Event(HostEvent::PressureNoVictim { reason: figures }));
-            return;
-        };
-        let Some(guest) = self.guests.get_mut(&id) else { return };
-        let charge = guest.charge(regime, now);
-        let (act, op, reason, event) = match sacrifice {
-            Sacrifice::Pause(kind) => {
-                let frozen = guest.phase != Phase::Running;
-                guest.phase = Phase::Pausing { kind, frozen };
-                let reason = format!("paused by its host under {figures}");
-                let event = HostEvent::PressurePause { id, charge, reason: reason.clone() };
-                (Act::Pause { kind }, DriverOp::Pause { kind }, reason, event)
-            }
-            Sacrifice::Kill => {
-                guest.phase = Phase::Stopping { from: guest.phase.before() };
-                let reason = format!("ended by its host under {figures}");
-                let event = HostEvent::PressureKill { id, charge, reason: reason.clone() };
-                (Act::Stop, DriverOp::Stop, reason, event)
-            }
-        };
-        guest.reason = Some(reason.clone());
-        let attempt = guest.spec.attempt;
-        let frees = sacrifice != Sacrifice::Pause(PauseKind::Keep);
-        self.guard.acted(frees.then_some(now.uptime));
-        out.push(HostEffect::Event(event));
-        out.push(HostEffect::Journal(JournalEntry::Act {
-            fence: None,
-            id,
-            attempt,
-            act,
-            reason: Some(reason),
-        }));
-        self.call(id, op, out);
-        self.beat.want();
+        self.watch_pressure(now, sample, out);
     }
 }
 

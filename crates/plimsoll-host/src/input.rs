@@ -1,8 +1,8 @@
 //! What the host's state machine is told.
 
 use plimsoll_types::{
-    Counted, GuestSpec, HeartbeatAnswer, HostCommand, Mib, MilliCpu, ReservationId, SandboxId,
-    Timestamp,
+    BasisPoints, Counted, GuestSpec, HeartbeatAnswer, HostCommand, Mib, MilliCpu, ReservationId,
+    SandboxId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -142,8 +142,10 @@ pub struct Sample {
     pub cpu_total: Reading<MilliCpu>,
     /// CPU in use since the last sample.
     pub cpu_used: Reading<MilliCpu>,
-    /// Memory pressure (PSI some, 10 s average) in basis points.
-    pub pressure_bp: Reading<u32>,
+    /// Memory pressure: PSI some, 10 s average.
+    pub pressure_some: Reading<BasisPoints>,
+    /// Memory pressure: PSI full, 10 s average.
+    pub pressure_full: Reading<BasisPoints>,
     /// Counted resources that were measured as free (disk, huge pages).
     pub counted: Counted,
     /// Guests with a process.

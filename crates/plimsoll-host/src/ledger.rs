@@ -8,8 +8,9 @@ use plimsoll_policy::fit::{HostFacts, Request, filter};
 use plimsoll_policy::fresh::Freshness;
 use plimsoll_policy::host::{admittable, budget, default_headroom, system_used};
 use plimsoll_types::{
-    ClaimId, Counted, Driver, DriverSet, GuestReport, GuestSpec, GuestStatus, HostFilter,
-    HostOutcome, HostReservation, Mib, MilliCpu, Millis, RefusalCode, Regime, ReserveRule, Vcpus,
+    BasisPoints, ClaimId, Counted, Driver, DriverSet, GuestReport, GuestSpec, GuestStatus,
+    HostFilter, HostOutcome, HostReservation, Mib, MilliCpu, Millis, RefusalCode, Regime,
+    ReserveRule, Vcpus,
 };
 
 use crate::guest::{Guest, shape};
@@ -27,7 +28,7 @@ pub(crate) struct Machine {
     pub(crate) outside: Reading<Mib>,
     pub(crate) cpu_total: Reading<MilliCpu>,
     pub(crate) cpu_used: Reading<MilliCpu>,
-    pub(crate) pressure_bp: Reading<u32>,
+    pub(crate) pressure_some: Reading<BasisPoints>,
     pub(crate) counted: Counted,
 }
 
@@ -40,7 +41,7 @@ impl Machine {
             outside: sample.memory_used.clone().map(|used| used.saturating_sub(guests)),
             cpu_total: sample.cpu_total.clone(),
             cpu_used: sample.cpu_used.clone(),
-            pressure_bp: sample.pressure_bp.clone(),
+            pressure_some: sample.pressure_some.clone(),
             counted: sample.counted.clone(),
         }
     }
@@ -196,7 +197,7 @@ impl Host {
             }
         }
         let physical = self.config.memory_offered.unwrap_or(total).min(total);
-        let headroom = self.config.headroom.unwrap_or_else(|| default_headroom(physical));
+        let headroom = self.headroom(physical);
         // What a reservation is charged for is not counted as system use a second time.
         let system_used = system_used(outside.saturating_sub(reserved), total, physical);
         let budget = budget(physical, headroom, system_used);
@@ -211,10 +212,16 @@ impl Host {
         })
     }
 
-    /// The memory offered to guests and system, where the machine's own is known.
+    /// The memory offered to guests and system, where the machine's own has ever been known: it
+    /// does not change while the machine runs.
     pub(crate) fn physical(&self) -> Option<Mib> {
-        let total = self.machine.as_ref()?.total.as_ref().ok().copied()?;
+        let total = self.memory_total?;
         Some(self.config.memory_offered.unwrap_or(total).min(total))
+    }
+
+    /// The headroom band of a host that offers so much.
+    pub(crate) fn headroom(&self, physical: Mib) -> Mib {
+        self.config.headroom.unwrap_or_else(|| default_headroom(physical))
     }
 
     /// What guests and reservations hold, as far as known.
@@ -263,7 +270,7 @@ impl Host {
             drivers: self.config.drivers,
             labels: &labels,
             draining: false,
-            pressure: self.guard.is_shut(),
+            pressure: self.gate.is_shut(),
             set_aside: false,
             tried: false,
             held: false,
@@ -294,7 +301,7 @@ impl Host {
     /// Whether the gate lets a frozen guest run again: only what its reserve, begun anew, would
     /// add to its charge has to fit.
     pub(crate) fn gate_thaw(&self, guest: &Guest, now: HostTime) -> Result<(), HostOutcome> {
-        if self.guard.is_shut() {
+        if self.gate.is_shut() {
             return Err(self.refusal(HostFilter::Pressure, now));
         }
         let regime = self.regime();
@@ -317,7 +324,7 @@ impl Host {
             _ => RefusalCode::NoCapacity,
         };
         let detail = match (fallen, self.account(now)) {
-            (HostFilter::Pressure, _) => self.guard.figures().to_owned(),
+            (HostFilter::Pressure, _) => self.pressure_figures(),
             (HostFilter::StartsSaturated, _) => format!(
                 "{} starts in flight, at most {}",
                 self.starts_in_flight(),

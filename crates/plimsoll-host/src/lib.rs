@@ -41,7 +41,7 @@ mod host;
 mod input;
 mod journal;
 mod ledger;
-mod pressure;
+mod relief;
 mod report;
 mod time;
 
@@ -54,5 +54,4 @@ pub use input::{
 };
 pub use journal::{Act, JournalEntry, Kept};
 pub use ledger::Account;
-pub use pressure::{Candidate, PressureLevel, PressureRule, Sacrifice, choose_victim};
 pub use time::HostTime;

@@ -1,6 +1,6 @@
 //! What a heartbeat says.
 
-use plimsoll_types::{GuestReport, HostReport, Mib, MilliCpu};
+use plimsoll_types::{BasisPoints, GuestReport, HostReport, Mib, MilliCpu, bounds};
 
 use crate::host::Host;
 use crate::time::HostTime;
@@ -15,9 +15,9 @@ impl Host {
         let seen_through = self.fences.publish();
         let account = self.account(now);
         let (memory_mib_admittable, not_admitting) = match &account {
-            _ if self.guard.is_shut() => (None, Some("pressure".to_owned())),
+            _ if self.gate.is_shut() => (None, Some("pressure".to_owned())),
             Ok(account) => (Some(account.admittable), None),
-            Err(reason) => (None, Some(reason.clone())),
+            Err(reason) => (None, Some(bounded(reason))),
         };
         self.beat.made(self.sequence, seen_through, memory_mib_admittable);
 
@@ -60,11 +60,22 @@ impl Host {
             starts_limit: config.starts_limit,
             counted: self.counted_free(),
             stream_restore: config.stream_restore,
-            pressure_bp: machine.and_then(|machine| machine.pressure_bp.as_ref().ok().copied()),
+            pressure_bp: machine
+                .and_then(|machine| machine.pressure_some.as_ref().ok())
+                .map(|some| u32::try_from(some.get().min(BasisPoints::ONE.get())).unwrap_or(0)),
             reservations: self.reservations.keys().copied().collect(),
             guests,
             foreign_guests: self.foreign.clone(),
             complete: self.adopted,
         }
     }
+}
+
+/// A reason of at most [`bounds::LABEL_LENGTH_MAX`] bytes: no heartbeat is lost to a long error.
+fn bounded(reason: &str) -> String {
+    let mut end = reason.len().min(bounds::LABEL_LENGTH_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason[..end].to_owned()
 }

@@ -8,8 +8,8 @@ use plimsoll_host::{
 };
 use plimsoll_policy::charge::{Need, Shape, admission_charge, need};
 use plimsoll_types::{
-    Driver, Fence, GuestSpec, HeartbeatAnswer, HostCommand, HostOp, Mib, Millis, PauseKind, Regime,
-    SandboxId, Timestamp, Vcpus,
+    BasisPoints, Driver, Fence, GuestSpec, HeartbeatAnswer, HostCommand, HostOp, Mib, Millis,
+    PauseKind, Regime, SandboxId, Timestamp, Vcpus,
 };
 use proptest::prelude::*;
 
@@ -355,7 +355,7 @@ impl World {
         let mut seen = sample(used);
         seen.memory_total = Ok(Mib(MACHINE_MIB));
         seen.memory_available = Ok(Mib(MACHINE_MIB - used));
-        seen.pressure_bp = Ok(psi);
+        seen.pressure_some = Ok(BasisPoints(u64::from(psi)));
         seen.guests = guests;
         self.input(HostInput::Sample(Box::new(seen)), None);
     }

@@ -7,9 +7,9 @@ use plimsoll_host::{
     JournalEntry, Sample, Token,
 };
 use plimsoll_types::{
-    Counted, Driver, DriverSet, Fence, GuestSpec, HostCommand, HostId, HostOp, HostOutcome, Mib,
-    MilliCpu, Millis, PauseKind, PoolName, ReserveRule, SandboxId, TemplateName, TenantId,
-    Timestamp, Vcpus,
+    BasisPoints, Counted, Driver, DriverSet, Fence, GuestSpec, HostCommand, HostId, HostOp,
+    HostOutcome, Mib, MilliCpu, Millis, PauseKind, PoolName, ReserveRule, SandboxId, TemplateName,
+    TenantId, Timestamp, Vcpus,
 };
 
 pub struct Rig {
@@ -69,7 +69,8 @@ pub fn sample(used: u64) -> Sample {
         memory_available: Ok(Mib(32 * 1024 - used)),
         cpu_total: Ok(MilliCpu(16_000)),
         cpu_used: Ok(MilliCpu(1_000)),
-        pressure_bp: Ok(0),
+        pressure_some: Ok(BasisPoints(0)),
+        pressure_full: Ok(BasisPoints(0)),
         counted: Counted::new(),
         guests: Vec::new(),
         reservations: Vec::new(),
