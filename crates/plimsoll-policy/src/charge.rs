@@ -331,6 +331,8 @@ mod tests {
         assert_eq!(charge(true, None), Mib(1024));
         // Two hundred milliseconds old, it measures near zero: that is no measurement.
         assert_eq!(charge(false, Some(Mib(3))), Mib(1024));
+        // What it holds already, it holds.
+        assert_eq!(charge(false, Some(Mib(1500))), Mib(1500));
     }
 
     proptest! {
@@ -417,6 +419,9 @@ mod tests {
                     // what the admission reserved.
                     prop_assert!(at(3000) >= admission_charge(regime, &rule, &shape));
                     prop_assert_eq!(at(123_000).0, resident + shape.overhead.0);
+                    let young = GuestLoad { measured: false, ..guest };
+                    let young = guest_charge(regime, &rule, &decay, &young, Timestamp(early));
+                    prop_assert!(young >= first);
                 }
             }
         }

@@ -87,11 +87,11 @@ pub fn preconditions(
 mod tests {
     use super::*;
     use crate::ladder::Notice;
-    use crate::ladder::fixtures::{MINUTE, RULE, announced, delivered};
+    use crate::ladder::fixtures::{MINUTE, announced, delivered};
 
     fn deletable() -> (Ladder, Facts) {
         let (ladder, facts) = announced();
-        let tenant = ladder::Facts { now: facts.now + RULE().grace, ..facts };
+        let tenant = ladder::Facts { now: facts.now + LadderRule::default().grace, ..facts };
         let facts = Facts {
             tenant,
             usage_complete: true,
@@ -106,7 +106,8 @@ mod tests {
     #[test]
     fn every_single_precondition_holds_deletion_back() {
         let (ladder, facts) = deletable();
-        let check = |ladder: Ladder, facts: Facts| preconditions(&ladder, &RULE(), &facts);
+        let check =
+            |ladder: Ladder, facts: Facts| preconditions(&ladder, &LadderRule::default(), &facts);
         assert_eq!(check(ladder, facts), Ok(()));
         let tenant = facts.tenant;
         let with = |tenant| Facts { tenant, ..facts };
@@ -148,7 +149,7 @@ mod tests {
         let (ladder, facts) = deletable();
         let tenant = ladder::Facts { suspended_notice: delivered(MINUTE), ..facts.tenant };
         assert_eq!(
-            preconditions(&ladder, &RULE(), &Facts { tenant, ..facts }),
+            preconditions(&ladder, &LadderRule::default(), &Facts { tenant, ..facts }),
             Err(Vec::from([Missing::SuspendedNotice]))
         );
     }
@@ -156,7 +157,8 @@ mod tests {
     #[test]
     fn a_default_ladder_deletes_nothing() {
         let (_, facts) = deletable();
-        let missing = preconditions(&Ladder::default(), &RULE(), &facts).unwrap_err();
+        let missing =
+            preconditions(&Ladder::default(), &LadderRule::default(), &facts).unwrap_err();
         assert!(missing.contains(&Missing::NotDeleting) && missing.contains(&Missing::Grace));
     }
 }

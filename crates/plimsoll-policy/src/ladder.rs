@@ -338,7 +338,6 @@ pub(crate) mod fixtures {
 
     pub(crate) const MINUTE: i64 = 60_000;
     pub(crate) const HOUR: i64 = 60 * MINUTE;
-    pub(crate) const RULE: fn() -> LadderRule = LadderRule::default;
 
     pub(crate) fn facts(now: i64, used: u64) -> Facts {
         Facts {
@@ -355,14 +354,14 @@ pub(crate) mod fixtures {
         Notice::Delivered(Timestamp(at))
     }
 
-    /// A tenant whose deletion was announced at 24 h 10 min, both notices delivered at once.
+    /// A tenant whose deletion was announced at 24 h 10 min and whose notices got through.
     pub(crate) fn announced() -> (Ladder, Facts) {
         let mut ladder = Ladder::default();
-        ladder.step(&RULE(), &facts(0, 10_000));
-        ladder.step(&RULE(), &facts(10 * MINUTE, 10_000));
+        ladder.step(&LadderRule::default(), &facts(0, 10_000));
+        ladder.step(&LadderRule::default(), &facts(10 * MINUTE, 10_000));
         let at = 24 * HOUR + 10 * MINUTE;
         let notified = Facts { suspended_notice: delivered(11 * MINUTE), ..facts(at, 10_000) };
-        ladder.step(&RULE(), &notified);
+        ladder.step(&LadderRule::default(), &notified);
         assert_eq!(ladder.rung, Rung::Deleting);
         (ladder, Facts { deletion_notice: delivered(at), ..notified })
     }
@@ -373,14 +372,13 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use super::fixtures::{HOUR, MINUTE, announced, delivered, facts};
     use super::*;
-
-    use super::fixtures::{HOUR, MINUTE, RULE, announced, delivered, facts};
 
     #[test]
     fn the_ladder_is_climbed_rung_by_rung() {
         let mut ladder = Ladder::default();
-        let rule = RULE();
+        let rule = LadderRule::default();
         assert_eq!(ladder.step(&rule, &facts(0, 7999)), []);
         assert_eq!(ladder.step(&rule, &facts(1, 8000)), [Act::Warn]);
         assert_eq!(ladder.step(&rule, &facts(2, 9999)), [], "warned once");
@@ -412,7 +410,7 @@ mod tests {
     fn payment_takes_everything_back_at_every_rung() {
         let (ladder, facts) = announced();
         let mut paid = ladder;
-        let acts = paid.step(&RULE(), &Facts { paying: true, ..facts });
+        let acts = paid.step(&LadderRule::default(), &Facts { paying: true, ..facts });
         let overage = Act::Overage { passed: BasisPoints(10_000) };
         assert_eq!(acts, [Act::CancelDeletion, Act::Resume, overage]);
         assert_eq!(paid.rung, Rung::Warned);
@@ -420,12 +418,13 @@ mod tests {
 
         // A larger plan does the same, and so does the next period.
         let mut upgraded = ladder;
-        let acts = upgraded.step(&RULE(), &Facts { used: BasisPoints(5000), ..facts });
+        let acts =
+            upgraded.step(&LadderRule::default(), &Facts { used: BasisPoints(5000), ..facts });
         assert_eq!(acts, [Act::CancelDeletion, Act::Resume]);
         assert_eq!(upgraded.rung, Rung::Ok);
         let mut renewed = ladder;
         let next = Facts { period: Timestamp(1), used: BasisPoints(3), ..facts };
-        assert_eq!(renewed.step(&RULE(), &next), [Act::CancelDeletion, Act::Resume]);
+        assert_eq!(renewed.step(&LadderRule::default(), &next), [Act::CancelDeletion, Act::Resume]);
         assert_eq!(renewed.rung, Rung::Ok);
     }
 
@@ -434,39 +433,44 @@ mod tests {
         let mut ladder = Ladder::default();
         let mut said = Vec::new();
         for used in (9000..=15_000).step_by(100) {
-            said.extend(ladder.step(&RULE(), &Facts { paying: true, ..facts(0, used) }));
+            said.extend(
+                ladder.step(&LadderRule::default(), &Facts { paying: true, ..facts(0, used) }),
+            );
             assert!(!ladder.rung.refuses_new_work());
             assert!(!budget_refuses(BasisPoints(used), true));
         }
         let overage = |passed| Act::Overage { passed: BasisPoints(passed) };
         assert_eq!(said, [Act::Warn, overage(10_000), overage(12_500), overage(15_000)]);
         // A jump over several steps is one event, for the highest.
-        let acts = ladder.step(&RULE(), &Facts { paying: true, ..facts(0, 31_000) });
+        let acts = ladder.step(&LadderRule::default(), &Facts { paying: true, ..facts(0, 31_000) });
         assert_eq!(acts, [overage(30_000)]);
     }
 
     #[test]
     fn a_corrected_figure_does_not_warn_twice_and_the_next_period_warns_anew() {
         let mut ladder = Ladder::default();
-        assert_eq!(ladder.step(&RULE(), &facts(0, 8100)), [Act::Warn]);
-        assert_eq!(ladder.step(&RULE(), &facts(1, 7900)), []);
-        assert_eq!(ladder.step(&RULE(), &facts(2, 8100)), []);
+        assert_eq!(ladder.step(&LadderRule::default(), &facts(0, 8100)), [Act::Warn]);
+        assert_eq!(ladder.step(&LadderRule::default(), &facts(1, 7900)), []);
+        assert_eq!(ladder.step(&LadderRule::default(), &facts(2, 8100)), []);
         let next = Facts { period: Timestamp(1), ..facts(3, 8100) };
-        assert_eq!(ladder.step(&RULE(), &next), [Act::Warn]);
-        assert_eq!(ladder.step(&RULE(), &Facts { used: BasisPoints(100), ..next }), []);
+        assert_eq!(ladder.step(&LadderRule::default(), &next), [Act::Warn]);
+        assert_eq!(
+            ladder.step(&LadderRule::default(), &Facts { used: BasisPoints(100), ..next }),
+            []
+        );
         assert_eq!(ladder.rung, Rung::Ok);
     }
 
     #[test]
     fn a_tenant_that_cannot_be_notified_is_told_to_the_operator_and_never_deleted() {
         let mut ladder = Ladder::default();
-        ladder.step(&RULE(), &facts(0, 10_000));
-        ladder.step(&RULE(), &facts(10 * MINUTE, 10_000));
+        ladder.step(&LadderRule::default(), &facts(0, 10_000));
+        ladder.step(&LadderRule::default(), &facts(10 * MINUTE, 10_000));
         let mut acts = Vec::new();
         for day in 1..100 {
             let facts =
                 Facts { suspended_notice: Notice::Undeliverable, ..facts(day * 24 * HOUR, 10_000) };
-            acts.extend(ladder.step(&RULE(), &facts));
+            acts.extend(ladder.step(&LadderRule::default(), &facts));
         }
         assert_eq!(acts.iter().filter(|act| **act == Act::TellOperator).count(), 1);
         assert!(acts.iter().all(|act| matches!(act, Act::TellOperator | Act::PauseIdle)));
@@ -478,7 +482,10 @@ mod tests {
             deletion_notice: Notice::Undeliverable,
             ..facts
         };
-        assert_eq!(ladder.step(&RULE(), &later), [Act::PauseIdle, Act::TellOperator]);
+        assert_eq!(
+            ladder.step(&LadderRule::default(), &later),
+            [Act::PauseIdle, Act::TellOperator]
+        );
     }
 
     #[test]
@@ -505,7 +512,7 @@ mod tests {
                 1..60,
             ),
         ) {
-            let rule = RULE();
+            let rule = LadderRule::default();
             let mut ladder = Ladder::default();
             let mut now = 0;
             let mut period = 0;
