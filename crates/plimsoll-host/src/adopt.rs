@@ -228,8 +228,8 @@ impl Host {
         }
     }
 
-    /// Brings one guest from what the journal knew to what is there.
-    fn resolve(
+    /// Brings one guest from what was known to what is there.
+    pub(crate) fn resolve(
         &mut self,
         now: HostTime,
         id: SandboxId,
@@ -279,7 +279,7 @@ impl Host {
             (phase, FoundState::Gone) => {
                 guest.stopped |= matches!(phase, Phase::Stopping { .. });
                 guest.phase = Phase::Exited { code: None };
-                guest.reason = Some("not found after a start of the agent".to_owned());
+                guest.reason = Some("its host no longer has it".to_owned());
                 guest.leave_memory();
                 out.push(HostEffect::Event(HostEvent::NotFound { id }));
             }

@@ -133,7 +133,7 @@ pub enum HostEvent {
         /// The guest.
         id: SandboxId,
     },
-    /// A guest known from the journal was not found after a restart.
+    /// A guest that should be here is not.
     NotFound {
         /// The guest.
         id: SandboxId,

@@ -144,6 +144,8 @@ pub(crate) struct Guest {
     pub(crate) stopped: bool,
     /// Its process ended while its start was still under way.
     pub(crate) early_exit: Option<Option<i32>>,
+    /// The host's revision at the last call that began or came out.
+    pub(crate) touched: u64,
     /// Whether the last pause of it failed.
     pub(crate) pause_failed: bool,
     /// While it is being ended: every attempt up to this one.
@@ -172,6 +174,7 @@ impl Guest {
             reason: None,
             stopped: false,
             early_exit: None,
+            touched: 0,
             pause_failed: false,
             ending_through: 0,
             retry_at: None,

@@ -29,6 +29,7 @@ pub struct Host {
     pub(crate) config: HostConfig,
     pub(crate) incarnation: Option<u64>,
     pub(crate) last_incarnation: Option<u64>,
+    revision: u64,
     pub(crate) sequence: u64,
     pub(crate) pool_regime: Option<Regime>,
     pub(crate) adopted: bool,
@@ -69,6 +70,7 @@ impl Host {
             config,
             incarnation: None,
             last_incarnation: None,
+            revision: 0,
             sequence: 0,
             pool_regime: None,
             adopted: false,
@@ -107,6 +109,12 @@ impl Host {
         self.last_incarnation
     }
 
+    /// Counts inputs, for [`HostInput::Observed`].
+    #[must_use]
+    pub const fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// The attempt of a guest that runs now, for calls that go past the state machine (exec,
     /// logs).
     #[must_use]
@@ -123,12 +131,9 @@ impl Host {
         self.guests.get(&id).map(|guest| &*guest.spec)
     }
 
-    /// Guests with a process, and so with something to measure: id and attempt.
-    pub fn measurable(&self) -> impl Iterator<Item = (&GuestSpec, bool)> {
-        self.guests
-            .values()
-            .filter(|guest| guest.phase.holds_memory())
-            .map(|guest| (&*guest.spec, matches!(guest.phase, Phase::Running)))
+    /// Guests with a process, and so with something to measure.
+    pub fn measurable(&self) -> impl Iterator<Item = &GuestSpec> {
+        self.guests.values().filter(|guest| guest.phase.holds_memory()).map(|guest| &*guest.spec)
     }
 
     /// Committed reservations, for whoever measures their control groups.
@@ -144,11 +149,15 @@ impl Host {
 
     /// Takes one input and appends what has to be done, in order.
     pub fn handle(&mut self, now: HostTime, input: HostInput, out: &mut Vec<HostEffect>) {
+        self.revision += 1;
         match input {
             HostInput::Command { token, command } => self.command(now, token, *command, out),
             HostInput::DriverDone { call, result } => self.driver_done(now, call, result, out),
             HostInput::GuestExited { id, attempt, code } => {
                 self.guest_exited(now, id, attempt, code, out);
+            }
+            HostInput::Observed { id, attempt, state, as_of } => {
+                self.observed(now, id, attempt, state, as_of, out);
             }
             HostInput::Active { id } => {
                 if let Some(guest) = self.guests.get_mut(&id) {
@@ -198,6 +207,7 @@ impl Host {
         let call = self.number_call(id, attempt);
         if let Some(guest) = self.guests.get_mut(&id) {
             guest.early_exit = None;
+            guest.touched = self.revision;
             if let Some(overtaken) = guest.call.replace(call) {
                 self.calls.remove(&overtaken);
             }
@@ -245,6 +255,7 @@ impl Host {
         if guest.call.take_if(|waiting| *waiting == call).is_none() {
             return;
         }
+        guest.touched = self.revision;
         match guest.phase {
             Phase::Starting { previous } => self.started(now, id, previous, result, out),
             Phase::Ending { .. } => self.ended(now, id, result, out),
@@ -401,6 +412,31 @@ impl Host {
                 self.beat.want();
             }
             Phase::Paused(PauseKind::Checkpoint) | Phase::Exited { .. } | Phase::Ending { .. } => {}
+        }
+    }
+
+    fn observed(
+        &mut self,
+        now: HostTime,
+        id: SandboxId,
+        attempt: u32,
+        state: FoundState,
+        as_of: u64,
+        out: &mut Vec<HostEffect>,
+    ) {
+        let Some(guest) = self.guests.get(&id) else { return };
+        let outdated = guest.call.is_some() || guest.touched > as_of;
+        if outdated || guest.spec.attempt != attempt {
+            return;
+        }
+        match guest.settled() {
+            // How it ended is known from the first word about it.
+            None | Some(FoundState::Exited { .. }) => {}
+            Some(known) if known == state => {}
+            Some(_) => {
+                self.resolve(now, id, Some(state), out);
+                self.beat.want();
+            }
         }
     }
 

@@ -41,6 +41,19 @@ pub enum HostInput {
         /// Its exit code, where there is one.
         code: Option<i32>,
     },
+    /// A driver was asked how a guest stands, without a call. What changed by itself (an exit, a
+    /// container that somebody else froze) comes in so.
+    Observed {
+        /// The guest.
+        id: SandboxId,
+        /// Its attempt.
+        attempt: u32,
+        /// Its state.
+        state: FoundState,
+        /// [`crate::Host::revision`] before the driver was asked. What has been begun or has come
+        /// out since is newer than the observation.
+        as_of: u64,
+    },
     /// An exec, a keepalive or another call that shows that somebody uses the guest.
     Active {
         /// The guest.

@@ -4,7 +4,7 @@
 use plimsoll_policy::pressure::{
     GateChange, Guest as Candidate, PressureRule, Remedy, Signals, next_victim,
 };
-use plimsoll_types::{PauseKind, SandboxId};
+use plimsoll_types::PauseKind;
 
 use crate::effect::{DriverOp, HostEffect, HostEvent};
 use crate::guest::{Guest, Phase};
@@ -66,7 +66,7 @@ impl Host {
     /// Somebody has to give way before the kernel chooses.
     fn relieve(&mut self, now: HostTime, out: &mut Vec<HostEffect>) {
         let regime = self.regime();
-        let candidates: Vec<Candidate<SandboxId>> = self
+        let candidates = self
             .guests
             .values()
             .filter(|guest| guest.call.is_none())
@@ -75,16 +75,16 @@ impl Host {
                 id: guest.spec.id,
                 stateful: guest.spec.stateful,
                 preemptible: guest.spec.preemptible,
-                idle: !guest.pause_failed && self.is_idle(guest, now),
+                idle: self.is_idle(guest, now),
                 frozen: guest.phase != Phase::Running,
-                pause_frees: !guest.pause_failed
-                    && guest.spec.driver.pause() == PauseKind::Checkpoint,
+                pause_frees: guest.spec.driver.pause() == PauseKind::Checkpoint,
+                pause_failed: guest.pause_failed,
                 priority: guest.spec.priority,
                 charge: guest.charge(regime, now),
-            })
-            .collect();
+            });
+        let victim = next_victim(candidates);
         let figures = self.pressure_figures();
-        let Some((id, remedy)) = next_victim(&candidates) else {
+        let Some((id, remedy)) = victim else {
             self.gate.acted(instant(now.uptime));
             out.push(HostEffect::Event(HostEvent::PressureNoVictim { reason: figures }));
             return;

@@ -341,7 +341,7 @@ impl World {
         let guests: Vec<GuestSample> = self
             .host
             .measurable()
-            .map(|(spec, _)| GuestSample {
+            .map(|spec| GuestSample {
                 id: spec.id,
                 attempt: spec.attempt,
                 resident: if blind { Err("blind".to_owned()) } else { Ok(Mib(resident)) },

@@ -1,5 +1,5 @@
-use plimsoll_host::{DriverOp, DriverResult, HostEvent, HostInput};
-use plimsoll_types::{Fence, HeartbeatAnswer, Regime, SandboxId};
+use plimsoll_host::{DriverOp, DriverResult, FoundState, HostEvent, HostInput};
+use plimsoll_types::{Fence, GuestStatus, HeartbeatAnswer, PauseKind, Regime, SandboxId};
 
 use crate::rig::{Rig, config, end, sample, spec, start};
 
@@ -163,4 +163,28 @@ fn a_report_accounts_for_every_admitted_start() {
     assert_eq!(report.memory_mib_admittable, Some(31 * 1024 - 1024));
     assert_eq!(report.starts_in_flight, 1);
     assert_eq!(report.sequence + 1, rig.host.report(rig.now).sequence);
+}
+
+#[test]
+fn what_a_guest_did_by_itself_is_taken_over_and_old_observations_are_not() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    let observe = |rig: &mut Rig, state, as_of| {
+        rig.input(HostInput::Observed { id: SandboxId(1), attempt: 1, state, as_of });
+    };
+    let before = rig.host.revision();
+    rig.send(crate::rig::pause(1, PauseKind::Keep));
+    observe(&mut rig, FoundState::Exited { code: Some(1) }, before);
+    rig.done(DriverResult::Done);
+    observe(&mut rig, FoundState::Running, before);
+    assert_eq!(rig.host.report(rig.now).guests[0].status, GuestStatus::Paused);
+
+    // Somebody else thawed it, and then it ended.
+    let now = rig.host.revision();
+    observe(&mut rig, FoundState::Running, now);
+    assert_eq!(rig.host.running(SandboxId(1)), Some(1));
+    let now = rig.host.revision();
+    observe(&mut rig, FoundState::Exited { code: Some(9) }, now);
+    assert_eq!(rig.host.report(rig.now).guests[0].exit_code, Some(9));
+    assert_eq!(rig.charged(), 0);
 }
