@@ -131,10 +131,14 @@ pub enum Command {
         /// Id for the decision.
         decision: DecisionId,
     },
-    /// The caller that waited for this create is gone or has waited enough, and wants nothing kept.
+    /// The caller that waits for this create has waited its longest (`gone: false`): a sandbox
+    /// that is still queued is forgotten and refused, one that was admitted meanwhile is answered
+    /// with its record. Or the caller has left (`gone: true`): whatever there is of it ends.
     Withdraw {
         /// Which.
         id: SandboxId,
+        /// Whether the caller has left.
+        gone: bool,
     },
     /// A claim for an orchestrator outside.
     Reserve(Box<Reserve>),
@@ -208,6 +212,9 @@ pub struct CreateSandbox {
     pub on_full: OnFull,
     /// Lifecycle limits.
     pub lifecycle: Lifecycle,
+    /// The caller gets its answer at once (`async=true`): if hosts then refuse, the sandbox is
+    /// queued instead of forgotten.
+    pub answered: bool,
 }
 
 /// A fork.
@@ -227,6 +234,8 @@ pub struct ForkSandbox {
     pub priority: Option<i32>,
     /// What to do when there is no room.
     pub on_full: OnFull,
+    /// As in [`CreateSandbox`].
+    pub answered: bool,
 }
 
 /// A change to a sandbox; `None` leaves as it is.

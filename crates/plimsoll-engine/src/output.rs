@@ -77,12 +77,22 @@ pub enum Effect {
         /// The longest wait for an answer.
         timeout: Millis,
     },
+    /// A command for a host that has said no address: bring back an [`crate::Input::Outcome`] of
+    /// `Failed` at once.
+    Unreachable {
+        /// Which host.
+        host: HostId,
+        /// The command.
+        command: Box<HostCommand>,
+    },
     /// Somebody may wait for this record: it stands here now.
     SandboxChanged {
         /// Which.
         id: SandboxId,
         /// Where it stands; `None` when its record is gone.
         status: Option<SandboxStatus>,
+        /// Why its record is gone, where hosts refused a create after it was admitted.
+        refusal: Option<Box<Refusal>>,
     },
     /// The table of keys has changed.
     KeysChanged,
@@ -495,4 +505,23 @@ pub struct HostGauge {
     pub admittable_mib: Option<i64>,
     /// As reported, in basis points.
     pub pressure_bp: Option<u32>,
+}
+
+impl Refusal {
+    /// A refusal that is for good unless more is said.
+    pub fn new(code: RefusalCode, detail: impl Into<String>) -> Self {
+        Self {
+            code,
+            detail: detail.into(),
+            retry: RetryHint::Never,
+            decision: None,
+            counts: None,
+            unprobed: false,
+            field: None,
+            limit: None,
+            largest_host_mib: None,
+            known: Vec::new(),
+            resets_at: None,
+        }
+    }
 }

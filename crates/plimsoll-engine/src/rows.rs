@@ -12,27 +12,10 @@ use plimsoll_types::{
 };
 use serde::{Deserialize, Serialize};
 
-/// One concurrency limit: a sustained ceiling and, above it, a ceiling for bursts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limit {
-    /// Held as long as wanted; `None` is unlimited.
-    pub limit: Option<u64>,
-    /// Reached for a while on credit; `None` equals `limit`.
-    pub burst_limit: Option<u64>,
-}
+pub use plimsoll_policy::quota::Limit;
 
-/// Limits on what is alive at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConcurrencyLimits {
-    /// Sandboxes and reservations.
-    pub sandboxes: Limit,
-    /// Virtual CPUs.
-    pub vcpus: Limit,
-    /// Configured memory in MiB, without overhead.
-    pub memory_mib: Limit,
-}
+/// Limits on what is alive at once: sandboxes, vCPUs and configured memory in MiB.
+pub type ConcurrencyLimits = plimsoll_policy::quota::Limits;
 
 /// Limits on what is used up in a period; `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,6 +135,8 @@ pub struct PoolSettings {
     pub preemptions_per_minute_max: u32,
     /// A guest brought in by preemption is no victim for this long.
     pub preemption_protect_seconds: u64,
+    /// A waiter does not evict the guest that it made way for before this long.
+    pub preemption_pair_seconds: u64,
     /// A report older than this is no ground to place on.
     pub stale_seconds: u64,
     /// A host that is silent for this long is declared dead.
@@ -181,6 +166,7 @@ impl Default for PoolSettings {
             resume_lapse_seconds: 3600,
             preemptions_per_minute_max: 30,
             preemption_protect_seconds: 60,
+            preemption_pair_seconds: 300,
             stale_seconds: 30,
             dead_seconds: 120,
             inventory_grace_seconds: 5,
@@ -329,8 +315,8 @@ pub struct SandboxRow {
     pub idled: bool,
     /// When a resume that waits was asked for.
     pub resume_requested_at: Option<Timestamp>,
-    /// Until when it is protected from preemption, having been brought in by one.
-    pub protected_until: Option<Timestamp>,
+    /// When it was brought in by preemption, while it runs on from there.
+    pub brought_in_at: Option<Timestamp>,
     /// For which waiter it is being paused.
     pub preempted_for: Option<SandboxId>,
     /// When it was first asked for; the age in the queue.
@@ -353,6 +339,8 @@ pub struct SandboxRow {
     pub measured: bool,
     /// The last decision about it.
     pub decision_id: DecisionId,
+    /// Fingerprint of the body that its key is bound to; 0 without a key.
+    pub body_hash: u64,
 }
 
 /// Where a reservation stands.

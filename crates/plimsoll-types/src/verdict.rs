@@ -125,6 +125,19 @@ impl FilterCounts {
         *self.filtered.slot(filter) += 1;
     }
 
+    /// Counts several hosts that fell to `filter`.
+    pub fn count_many(&mut self, filter: HostFilter, hosts: u32) {
+        self.hosts = self.hosts.saturating_add(hosts);
+        let slot = self.filtered.slot(filter);
+        *slot = slot.saturating_add(hosts);
+    }
+
+    /// Counts several hosts that would take the request.
+    pub fn count_candidates(&mut self, hosts: u32) {
+        self.hosts = self.hosts.saturating_add(hosts);
+        self.candidates = self.candidates.saturating_add(hosts);
+    }
+
     /// Counts one host that would take the request.
     pub fn count_candidate(&mut self) {
         self.hosts += 1;

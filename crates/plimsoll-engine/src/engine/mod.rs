@@ -1,26 +1,45 @@
-//! The engine itself.
+//! The engine itself: what it holds, and the way of an input through it.
 
-use plimsoll_types::Timestamp;
+mod admin;
+mod explain;
+mod fleet;
+mod gate;
+mod invariants;
+mod inventory;
+mod keys;
+mod ledger;
+mod limits;
+mod netting;
+mod outcome;
+mod place;
+mod preempt;
+mod queue;
+mod reads;
+mod reserve;
+mod restore;
+mod run;
+mod sandbox;
+mod slab;
+mod state;
+mod timers;
 
-use crate::command::Input;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use plimsoll_types::{
+    DecisionId, EndpointId, EventId, KeyId, PlanId, PoolName, ReservationId, SandboxId,
+    TemplateName, TenantId, Timestamp,
+};
+
+use crate::command::{Caller, Command, Input, Token};
 use crate::config::EngineConfig;
-use crate::output::Output;
-use crate::rows::Rows;
-
-/// Why rows do not make an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
-    /// A row names something that is not there.
-    #[error("{table} row {row} names {missing}, which does not exist")]
-    Dangling {
-        /// The table.
-        table: &'static str,
-        /// The row's key.
-        row: String,
-        /// What it names.
-        missing: String,
-    },
-}
+use crate::output::{Effect, Observation, Output, Refusal, Reply};
+use crate::rows::{Change, EndpointRow, EventRow, KeyRow, PlanRow, TemplateRow};
+pub use restore::RestoreError;
+use slab::Slab;
+use state::{
+    Claim, Host, HostNames, Ix, Map, Parked, Partition, PartitionKey, Pool, Reservation, Sandbox,
+    Tenant, Ticket, Timer,
+};
 
 /// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,44 +51,164 @@ pub struct Violation {
 }
 
 /// One cell's state.
+///
+/// Everything that an operator or a caller can see follows from rows; every sum beside them is
+/// kept for speed alone and is checked against them by [`Engine::check`].
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
     epoch: u64,
+    /// Ids that the engine makes itself: the time, the epoch, and this.
+    minted: u64,
+    arrivals: u64,
+    plans: BTreeMap<PlanId, PlanRow>,
+    tenants: Slab<Tenant>,
+    tenant_ix: Map<TenantId, Ix>,
+    pools: Slab<Pool>,
+    pool_ix: BTreeMap<PoolName, Ix>,
+    templates: BTreeMap<TemplateName, TemplateRow>,
+    keys: BTreeMap<KeyId, KeyRow>,
+    endpoints: BTreeMap<EndpointId, EndpointRow>,
+    hosts: Slab<Host>,
+    host_ix: HostNames,
+    partitions: Slab<Partition>,
+    partition_ix: BTreeMap<PartitionKey, Ix>,
+    /// Label keys that some template asks for: only these tell hosts apart.
+    label_keys: BTreeSet<String>,
+    sandboxes: Slab<Sandbox>,
+    sandbox_ix: BTreeMap<SandboxId, Ix>,
+    reservations: Slab<Reservation>,
+    reservation_ix: Map<ReservationId, Ix>,
+    /// Accepted keys, by fingerprint of tenant, route and key.
+    bound: Map<u128, Claim>,
+    /// Refused keys, by the same fingerprint.
+    tickets: BTreeMap<u128, Ticket>,
+    ticket_order: VecDeque<(Timestamp, u128)>,
+    ended: VecDeque<(Timestamp, Claim)>,
+    /// Uncommitted reservations by the second in which they lapse.
+    wheel: BTreeMap<i64, Vec<Ix>>,
+    timers: BTreeSet<(Timestamp, Timer)>,
+    parked: BTreeMap<u64, Parked>,
+    /// Pools whose queue is to be served before the input is done.
+    stirred: BTreeSet<Ix>,
 }
 
 impl Engine {
-    /// An engine over the rows of a store, led under `epoch`. What must exist and does not (the
-    /// default pool, plan, tenant) is made, and written with the first output.
+    /// Applies one input: first what time has brought about, then the input, then whatever the
+    /// two have freed goes to those who wait.
     ///
-    /// # Errors
-    /// When the rows contradict each other.
-    pub fn restore(
-        config: EngineConfig,
-        epoch: u64,
-        rows: Rows,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Result<Self, RestoreError> {
-        let _ = (rows, now, out);
-        Ok(Self { config, epoch })
+    /// `now` must not go back between calls; the shell sees to it.
+    pub fn handle(&mut self, now: Timestamp, input: Input, out: &mut Output) {
+        self.run_timers(now, out);
+        match input {
+            Input::Call { token, caller, command } => self.call(now, token, &caller, command, out),
+            Input::Report { token, report, probe } => self.report(now, token, *report, probe, out),
+            Input::Register { token, host, pool, address, secret, boot_id } => {
+                self.register(now, token, &host, &pool, (address, secret), &boot_id, out);
+            }
+            Input::ProbeFailed { host } => self.probe_failed(now, &host, out),
+            Input::Outcome { host, command, outcome } => {
+                self.outcome(now, &host, &command, &outcome, out);
+            }
+            Input::Tick => {}
+        }
+        self.serve_stirred(now, out);
+        self.trim_ended(now);
     }
 
-    /// Applies one input.
-    pub fn handle(&mut self, now: Timestamp, input: Input, out: &mut Output) {
-        let _ = (now, input, out, &self.config, self.epoch);
+    fn call(
+        &mut self,
+        now: Timestamp,
+        token: Token,
+        caller: &Caller,
+        command: Command,
+        out: &mut Output,
+    ) {
+        match command {
+            Command::Create(create) => self.create(now, token, caller, *create, true, out),
+            Command::Fork(fork) => self.fork(now, token, caller, *fork, true, out),
+            Command::Patch(patch) => self.patch(now, token, caller, *patch, out),
+            Command::Delete { id } => self.delete(now, token, caller, id, out),
+            Command::Pause { id } => self.pause(now, token, caller, id, out),
+            Command::Resume { id, decision } | Command::Start { id, decision } => {
+                self.wake(now, token, caller, id, decision, false, out);
+            }
+            Command::Keepalive { id, decision } | Command::Touch { id, decision } => {
+                self.wake(now, token, caller, id, decision, true, out);
+            }
+            Command::Stop { id } => self.stop(now, token, caller, id, out),
+            Command::Withdraw { id, gone } => self.withdraw(now, token, caller, id, gone, out),
+            Command::Reserve(reserve) => self.reserve(now, token, caller, *reserve, true, out),
+            Command::ReserveBatch(batch) => {
+                self.reserve_batch(now, token, caller, *batch, true, out);
+            }
+            Command::Commit { id, cgroup } => self.commit(now, token, caller, id, cgroup, out),
+            Command::Renew { id, ttl_seconds } => {
+                self.renew(now, token, caller, id, ttl_seconds, out);
+            }
+            Command::Release { id } => self.release(now, token, caller, id, out),
+            Command::Abandon { token: whose } => {
+                self.abandon(whose);
+                out.replies.push((token, Reply::Done));
+            }
+            Command::Explain(explain) => self.explain(now, token, caller, *explain, out),
+            Command::Admin(admin) => self.admin(now, token, *admin, out),
+            Command::Read(read) => self.read(now, token, caller, read, out),
+        }
     }
 
     /// When [`Input::Tick`] is due next, if nothing else happens.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        None
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let lapse = self.wheel.keys().next().map(|second| Timestamp(second.saturating_mul(1000)));
+        match (timer, lapse) {
+            (Some(timer), Some(lapse)) => Some(timer.min(lapse)),
+            (only, None) | (None, only) => only,
+        }
     }
 
-    /// Checks every invariant by brute force over all records. Slow: for tests and the simulator.
-    #[must_use]
-    pub fn check(&self, now: Timestamp) -> Vec<Violation> {
-        let _ = now;
-        Vec::new()
+    /// An id that sorts by time and that no other leader and no earlier call has made.
+    fn mint(&mut self, now: Timestamp) -> u128 {
+        self.minted += 1;
+        let millis = u128::from(now.0.max(0).unsigned_abs()) & ((1 << 48) - 1);
+        let epoch = u128::from(self.epoch) & ((1 << 32) - 1);
+        let count = u128::from(self.minted) & ((1 << 48) - 1);
+        (millis << 80) | (epoch << 48) | count
+    }
+
+    fn mint_decision(&mut self, now: Timestamp) -> DecisionId {
+        DecisionId(self.mint(now))
+    }
+
+    fn event(
+        &mut self,
+        now: Timestamp,
+        kind: &str,
+        tenant: Option<TenantId>,
+        data: serde_json::Value,
+        out: &mut Output,
+    ) {
+        let id = EventId(self.mint(now));
+        out.changes.push(Change::Event(EventRow {
+            id,
+            at: now,
+            kind: kind.to_owned(),
+            tenant,
+            data,
+        }));
+        if !matches!(out.effects.last(), Some(Effect::Events)) {
+            out.effects.push(Effect::Events);
+        }
+    }
+
+    /// A sum did not come out. The caller refuses, or corrects; nothing panics.
+    fn violated(&self, id: &'static str, out: &mut Output) {
+        debug_assert!(false, "invariant {id} is broken");
+        out.observations.push(Observation::Violation(id));
+    }
+
+    fn refuse(token: Token, refusal: Refusal, out: &mut Output) {
+        out.replies.push((token, Reply::Refused(Box::new(refusal))));
     }
 }

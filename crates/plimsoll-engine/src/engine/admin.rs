@@ -1,0 +1,404 @@
+//! Operators' changes. Each takes effect with the next decision.
+
+use plimsoll_types::{PlanId, PoolName, RefusalCode, TenantId, Timestamp};
+
+use super::Engine;
+use super::state::{Host, Ix, Map, Pool, Rate, Tenant};
+use crate::command::{Admin, Token};
+use crate::output::{Effect, Output, Refusal, Reply};
+use crate::rows::{
+    Change, ConcurrencyLimits, Limit, PlanLimits, PlanRow, PoolRow, Role, TenantRow,
+};
+
+/// How long a pause is taken to last before one has been seen.
+const PAUSE_MILLIS_FIRST: u64 = 5_000;
+
+impl Engine {
+    pub(super) fn admin(&mut self, now: Timestamp, token: Token, admin: Admin, out: &mut Output) {
+        let done = match admin {
+            Admin::PutPlan(row) => self.put_plan(row, out),
+            Admin::DropPlan(id) => self.drop_plan(&id, out),
+            Admin::PutTenant(row) => self.put_tenant(now, row, out),
+            Admin::DropTenant(id) => self.drop_tenant(&id, out),
+            Admin::PutPool(row) => self.put_pool(now, row, out),
+            Admin::DropPool(name) => self.drop_pool(&name, out),
+            Admin::PutTemplate(row) => {
+                out.changes.push(Change::Template(row.clone()));
+                let labels = row.host_labels.is_empty();
+                self.templates.insert(row.name.clone(), row);
+                if !labels {
+                    self.relabel();
+                }
+                Ok(())
+            }
+            Admin::DropTemplate(name) => match self.templates.remove(&name) {
+                Some(_) => {
+                    out.changes.push(Change::TemplateGone(name));
+                    Ok(())
+                }
+                None => Err(missing("template", &name)),
+            },
+            Admin::PutKey(row) => self.put_key(row, out),
+            Admin::DropKey(id) => match self.keys.remove(&id) {
+                Some(_) => {
+                    out.changes.push(Change::KeyGone(id));
+                    out.effects.push(Effect::KeysChanged);
+                    Ok(())
+                }
+                None => Err(missing("key", &id)),
+            },
+            Admin::Drain(host) => self.drain(now, &host, true, out),
+            Admin::Undrain(host) => self.drain(now, &host, false, out),
+            Admin::DropHost(host) => self.drop_host(&host, out),
+            Admin::PutEndpoint(row) => {
+                out.changes.push(Change::Endpoint(row.clone()));
+                out.effects.push(Effect::Events);
+                self.endpoints.insert(row.id, row);
+                Ok(())
+            }
+            Admin::DropEndpoint(id) => match self.endpoints.remove(&id) {
+                Some(_) => {
+                    out.changes.push(Change::EndpointGone(id));
+                    out.effects.push(Effect::Events);
+                    Ok(())
+                }
+                None => Err(missing("webhook endpoint", &id)),
+            },
+        };
+        match done {
+            Ok(()) => out.replies.push((token, Reply::Done)),
+            Err(refusal) => Self::refuse(token, refusal, out),
+        }
+    }
+
+    pub(super) fn put_plan(&mut self, row: PlanRow, out: &mut Output) -> Result<(), Refusal> {
+        out.changes.push(Change::Plan(row.clone()));
+        let (id, limits) = (row.id.clone(), row.limits);
+        self.plans.insert(row.id.clone(), row);
+        for ix in self.tenants.numbers() {
+            let tenant = &mut self.tenants[ix];
+            if tenant.row.plan == id {
+                tenant.limits = overlay(&limits, &tenant.row.overrides);
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_plan(&mut self, id: &PlanId, out: &mut Output) -> Result<(), Refusal> {
+        if !self.plans.contains_key(id) {
+            return Err(missing("plan", id));
+        }
+        let used = self.tenants.iter().filter(|(_, tenant)| tenant.row.plan == *id).count();
+        if used > 0 {
+            return Err(in_use(format!("plan {id} is the plan of {used} tenants")));
+        }
+        self.plans.remove(id);
+        out.changes.push(Change::PlanGone(id.clone()));
+        Ok(())
+    }
+
+    pub(super) fn put_tenant(
+        &mut self,
+        now: Timestamp,
+        row: TenantRow,
+        out: &mut Output,
+    ) -> Result<(), Refusal> {
+        let Some(plan) = self.plans.get(&row.plan) else {
+            let mut refusal = missing("plan", &row.plan);
+            refusal.code = RefusalCode::InvalidRequest;
+            refusal.field = Some(("plan", "the id of a plan".to_owned()));
+            refusal.known = self.plans.keys().map(ToString::to_string).collect();
+            return Err(refusal);
+        };
+        let limits = overlay(&plan.limits, &row.overrides);
+        out.changes.push(Change::Tenant(row.clone()));
+        match self.tenant_ix.get(&row.id).copied() {
+            Some(ix) => {
+                let tenant = &mut self.tenants[ix];
+                // What was in use until now is settled under the old limits.
+                tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+                tenant.row = row;
+                tenant.limits = limits;
+            }
+            None => {
+                self.insert_tenant(now, row, limits);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert_tenant(
+        &mut self,
+        now: Timestamp,
+        row: TenantRow,
+        limits: PlanLimits,
+    ) -> Ix {
+        let id = row.id.clone();
+        let mut tenant = Tenant {
+            row,
+            limits,
+            used: super::state::Use::default(),
+            waiting: 0,
+            bursts: plimsoll_policy::quota::Bursts::default(),
+            buckets: plimsoll_policy::rate::Buckets::default(),
+        };
+        tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+        let ix = self.tenants.insert(tenant);
+        self.tenant_ix.insert(id, ix);
+        ix
+    }
+
+    fn drop_tenant(&mut self, id: &TenantId, out: &mut Output) -> Result<(), Refusal> {
+        let Some(ix) = self.tenant_ix.get(id).copied() else {
+            return Err(missing("tenant", id));
+        };
+        let tenant = &self.tenants[ix];
+        if tenant.used.sandboxes > 0 || tenant.waiting > 0 {
+            return Err(in_use(format!(
+                "tenant {id} has {} sandboxes and reservations alive and {} waiting",
+                tenant.used.sandboxes, tenant.waiting
+            )));
+        }
+        // Ended records still name it: it keeps its number until they are forgotten.
+        let named = self.sandboxes.iter().any(|(_, sandbox)| sandbox.tenant == ix)
+            || self.reservations.iter().any(|(_, reservation)| reservation.tenant == ix);
+        self.tenant_ix.remove(id);
+        if !named {
+            self.tenants.remove(ix);
+        }
+        let gone: Vec<_> = self
+            .keys
+            .values()
+            .filter(|key| key.tenant.as_ref() == Some(id))
+            .map(|key| key.id)
+            .collect();
+        for key in gone {
+            self.keys.remove(&key);
+            out.changes.push(Change::KeyGone(key));
+        }
+        out.effects.push(Effect::KeysChanged);
+        out.changes.push(Change::TenantGone(id.clone()));
+        Ok(())
+    }
+
+    fn put_pool(&mut self, now: Timestamp, row: PoolRow, out: &mut Output) -> Result<(), Refusal> {
+        for name in &row.settings.overflow {
+            if *name == row.name || !self.pool_ix.contains_key(name) {
+                let mut refusal = self.unknown_pool(name);
+                refusal.code = RefusalCode::InvalidRequest;
+                refusal.field = Some(("overflow", "names of other pools".to_owned()));
+                return Err(refusal);
+            }
+        }
+        out.changes.push(Change::Pool(row.clone()));
+        match self.pool_ix.get(&row.name).copied() {
+            Some(ix) => {
+                // Lowering a limit below what is held refuses newcomers and evicts nobody.
+                self.pools[ix].row = row;
+                let hosts: Vec<Ix> = self.pools[ix].hosts.iter().copied().collect();
+                for host in hosts {
+                    self.check_host(now, host, out);
+                }
+                self.rearm_pool(now, ix);
+                self.stir(ix);
+            }
+            None => {
+                self.insert_pool(row);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert_pool(&mut self, row: PoolRow) -> Ix {
+        let name = row.name.clone();
+        let ix = self.pools.insert(Pool {
+            row,
+            held: 0,
+            released: 0,
+            partitions: Vec::new(),
+            hosts: std::collections::BTreeSet::new(),
+            queue: std::collections::BTreeMap::new(),
+            holds: std::collections::BTreeMap::new(),
+            releases: Rate::default(),
+            preemptions: Rate::default(),
+            pausing: std::collections::BTreeSet::new(),
+            pause_millis: PAUSE_MILLIS_FIRST,
+            policy: (0, plimsoll_types::PolicyMode::Normal),
+            preempted_at: None,
+            sizes: std::collections::BTreeMap::new(),
+        });
+        self.pool_ix.insert(name, ix);
+        ix
+    }
+
+    fn drop_pool(&mut self, name: &PoolName, out: &mut Output) -> Result<(), Refusal> {
+        let Some(ix) = self.pool_ix.get(name).copied() else {
+            return Err(self.unknown_pool(name));
+        };
+        if *name == self.config.default_pool {
+            return Err(in_use(format!("pool {name} is the default pool")));
+        }
+        let pool = &self.pools[ix];
+        let named =
+            |sandbox: &super::state::Sandbox| sandbox.pool == Some(ix) || sandbox.home == Some(ix);
+        let records = self.sandboxes.iter().filter(|(_, sandbox)| named(sandbox)).count()
+            + self.reservations.iter().filter(|(_, r)| r.pool == ix).count();
+        if !pool.hosts.is_empty() || !pool.queue.is_empty() || records > 0 {
+            return Err(in_use(format!(
+                "pool {name} has {} hosts and {records} records, ended ones of the last day included",
+                pool.hosts.len()
+            )));
+        }
+        let overflown = self.pools.iter().find(|(_, p)| p.row.settings.overflow.contains(name));
+        if let Some((_, other)) = overflown {
+            return Err(in_use(format!("pool {} overflows to {name}", other.row.name)));
+        }
+        for partition in pool.partitions.clone() {
+            if let Some(gone) = self.partitions.remove(partition) {
+                self.partition_ix.remove(&gone.key);
+            }
+        }
+        self.pools.remove(ix);
+        self.pool_ix.remove(name);
+        out.changes.push(Change::PoolGone(name.clone()));
+        Ok(())
+    }
+
+    fn put_key(&mut self, row: crate::rows::KeyRow, out: &mut Output) -> Result<(), Refusal> {
+        if row.role == Role::Tenant {
+            let known = row.tenant.as_ref().is_some_and(|id| self.tenant_ix.contains_key(id));
+            if !known {
+                let mut refusal = Refusal::new(
+                    RefusalCode::InvalidRequest,
+                    "tenant: a key of role tenant needs the id of a tenant that exists",
+                );
+                refusal.field = Some(("tenant", "the id of a tenant".to_owned()));
+                return Err(refusal);
+            }
+        }
+        out.changes.push(Change::Key(row.clone()));
+        out.effects.push(Effect::KeysChanged);
+        self.keys.insert(row.id, row);
+        Ok(())
+    }
+
+    fn drain(
+        &mut self,
+        now: Timestamp,
+        name: &plimsoll_types::HostId,
+        on: bool,
+        out: &mut Output,
+    ) -> Result<(), Refusal> {
+        let ix = self.host_by_name(name).ok_or_else(|| missing("host", name))?;
+        let host: &mut Host = &mut self.hosts[ix];
+        if host.row.draining != on {
+            host.row.draining = on;
+            out.changes.push(Change::Host(host.row.clone()));
+            let kind = if on { "host.draining" } else { "host.undrained" };
+            self.event(now, kind, None, serde_json::json!({ "host": name }), out);
+        }
+        self.relist(ix);
+        let pool = self.hosts[ix].pool;
+        self.stir(pool);
+        Ok(())
+    }
+
+    fn drop_host(
+        &mut self,
+        name: &plimsoll_types::HostId,
+        out: &mut Output,
+    ) -> Result<(), Refusal> {
+        let ix = self.host_by_name(name).ok_or_else(|| missing("host", name))?;
+        let host = &self.hosts[ix];
+        if !host.dead || !host.claims.is_empty() {
+            return Err(in_use(format!(
+                "host {name} is {} and has {} claims: only a dead and empty host is forgotten",
+                if host.dead { "dead" } else { "not dead" },
+                host.claims.len()
+            )));
+        }
+        for ix_named in self.sandboxes.numbers() {
+            let sandbox = &mut self.sandboxes[ix_named];
+            if sandbox.host == Some(ix) {
+                sandbox.host = None;
+            }
+        }
+        let ended: Vec<Ix> = self
+            .reservations
+            .iter()
+            .filter(|(_, reservation)| reservation.host == ix)
+            .map(|(number, _)| number)
+            .collect();
+        if !ended.is_empty() {
+            return Err(in_use(format!(
+                "{} reservations on host {name} ended within the last day",
+                ended.len()
+            )));
+        }
+        self.unlist(ix);
+        self.forget_size(ix);
+        let pool = self.hosts[ix].pool;
+        self.pools[pool].hosts.remove(&ix);
+        let holds: Vec<_> = self.pools[pool]
+            .holds
+            .values()
+            .filter(|hold| hold.host == Some(ix))
+            .map(|hold| hold.place)
+            .collect();
+        for place in holds {
+            self.unhold(pool, place);
+        }
+        self.hosts.remove(ix);
+        self.host_ix.remove(name);
+        out.changes.push(Change::HostGone(name.clone()));
+        Ok(())
+    }
+}
+
+/// A plan's limits with a tenant's own on top.
+pub(super) fn overlay(plan: &PlanLimits, own: &PlanLimits) -> PlanLimits {
+    let limit = |plan: Limit, own: Limit| Limit {
+        limit: own.limit.or(plan.limit),
+        burst_limit: if own.limit.is_some() {
+            own.burst_limit
+        } else {
+            own.burst_limit.or(plan.burst_limit)
+        },
+    };
+    let (p, o) = (&plan.concurrency, &own.concurrency);
+    PlanLimits {
+        concurrency: ConcurrencyLimits {
+            sandboxes: limit(p.sandboxes, o.sandboxes),
+            vcpus: limit(p.vcpus, o.vcpus),
+            memory_mib: limit(p.memory_mib, o.memory_mib),
+        },
+        consumption: crate::rows::ConsumptionLimits {
+            cpu_seconds: own.consumption.cpu_seconds.or(plan.consumption.cpu_seconds),
+            gib_hours: own.consumption.gib_hours.or(plan.consumption.gib_hours),
+            egress_bytes: own.consumption.egress_bytes.or(plan.consumption.egress_bytes),
+        },
+        rate: crate::rows::RateLimits {
+            creates_per_minute: own.rate.creates_per_minute.or(plan.rate.creates_per_minute),
+            creates_per_hour: own.rate.creates_per_hour.or(plan.rate.creates_per_hour),
+            forks_per_minute: own.rate.forks_per_minute.or(plan.rate.forks_per_minute),
+            forks_per_hour: own.rate.forks_per_hour.or(plan.rate.forks_per_hour),
+            resumes_per_minute: own.rate.resumes_per_minute.or(plan.rate.resumes_per_minute),
+            resumes_per_hour: own.rate.resumes_per_hour.or(plan.rate.resumes_per_hour),
+        },
+    }
+}
+
+fn missing(what: &str, name: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(RefusalCode::NotFound, format!("no {what} {name}"))
+}
+
+fn in_use(detail: String) -> Refusal {
+    Refusal::new(RefusalCode::Conflict, detail)
+}
+
+/// The names of tenants in order.
+pub(super) fn sorted_tenants(map: &Map<TenantId, Ix>) -> Vec<(TenantId, Ix)> {
+    let mut names: Vec<(TenantId, Ix)> = map.iter().map(|(id, ix)| (id.clone(), *ix)).collect();
+    names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    names
+}

@@ -1,0 +1,367 @@
+//! The checks before placement, in the order of precedence: suspended, never fits, rate, budget,
+//! quota, degraded. The same function decides and explains.
+
+use plimsoll_policy::charge::Shape;
+use plimsoll_policy::quota::check_all;
+use plimsoll_policy::retry::{RetryFacts, estimate};
+use plimsoll_types::{
+    Criticality, Mib, Millis, PolicyMode, RefusalCode, RetryHint, TenantId, Timestamp,
+};
+
+use super::Engine;
+use super::place::Miss;
+use super::state::{Ask, Ix, Use};
+use crate::command::Caller;
+use crate::output::{CheckLine, LimitHit, Refusal};
+use crate::rows::{DecisionRow, Verb};
+
+/// What is asked for, as far as the checks before placement go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) tenant: Ix,
+    pub(super) pool: Ix,
+    pub(super) shape: Shape,
+    /// In sum, for a batch.
+    pub(super) incoming: Use,
+    pub(super) criticality: Criticality,
+    /// Whether quota is asked: a resume adds nothing.
+    pub(super) adds: bool,
+    /// How many creates it counts for against the tenant's rates; 0 for what was let in before.
+    pub(super) creates: u64,
+}
+
+impl Engine {
+    /// The tenant that a caller acts for.
+    ///
+    /// # Errors
+    /// When there is no such tenant.
+    pub(super) fn tenant_of(&self, caller: &Caller) -> Result<Ix, Refusal> {
+        self.tenant_ix.get(&caller.tenant).copied().ok_or_else(|| {
+            Refusal::new(RefusalCode::NotFound, format!("no tenant {}", caller.tenant))
+        })
+    }
+
+    /// Every check before placement, in order. `stop` tells whether to go on after the first no.
+    pub(super) fn checks(
+        &self,
+        now: Timestamp,
+        asked: &Asked,
+        pools: &[Ix],
+        mut seen: impl FnMut(CheckLine),
+    ) -> Option<Refusal> {
+        let mut first = None;
+        let mut keep = |line: &'static str, result: Result<String, Refusal>| {
+            let (refuses, detail) = match &result {
+                Ok(detail) => (None, detail.clone()),
+                Err(refusal) => (Some(refusal.code), refusal.detail.clone()),
+            };
+            seen(CheckLine { check: line, refuses, detail });
+            if let Err(refusal) = result
+                && first.is_none()
+            {
+                first = Some(refusal);
+            }
+        };
+        keep("suspended", self.check_suspended(asked));
+        keep("never_fits", self.check_size(asked, pools));
+        keep("rate", self.check_rate(now, asked));
+        keep("quota", self.check_quota(now, asked));
+        keep("degraded", self.check_degraded(asked));
+        first
+    }
+
+    /// The same, stopping at the first no and building no text for a yes.
+    pub(super) fn gate(&self, now: Timestamp, asked: &Asked, pools: &[Ix]) -> Option<Refusal> {
+        if self.tenants[asked.tenant].row.suspended.is_some() {
+            return self.check_suspended(asked).err();
+        }
+        if !self.size_fits(asked, pools) {
+            return self.check_size(asked, pools).err();
+        }
+        if asked.creates > 0 {
+            let tenant = &self.tenants[asked.tenant];
+            if tenant.buckets.would_take(asked.creates, &tenant.rates(), now).is_err() {
+                return self.check_rate(now, asked).err();
+            }
+        }
+        if asked.adds && self.quota_hit(now, asked).is_some() {
+            return self.check_quota(now, asked).err();
+        }
+        self.check_degraded(asked).err()
+    }
+
+    /// What stands against a resume or a start: it adds nothing to quota and is no new size.
+    pub(super) fn check_wake(
+        &self,
+        now: Timestamp,
+        asked: &Asked,
+        pools: &[Ix],
+    ) -> Option<Refusal> {
+        let mut asked = *asked;
+        asked.shape.memory = Mib::ZERO;
+        asked.shape.vcpus = plimsoll_types::Vcpus::ZERO;
+        self.gate(now, &asked, pools)
+    }
+
+    fn check_suspended(&self, asked: &Asked) -> Result<String, Refusal> {
+        let row = &self.tenants[asked.tenant].row;
+        match &row.suspended {
+            None => Ok(format!("tenant {} is active", row.id)),
+            Some(why) => Err(Refusal::new(
+                RefusalCode::TenantSuspended,
+                format!("tenant {} is suspended: {why}", row.id),
+            )),
+        }
+    }
+
+    fn size_fits(&self, asked: &Asked, pools: &[Ix]) -> bool {
+        let memory = asked.shape.memory;
+        let limits = &self.tenants[asked.tenant].limits.concurrency;
+        self.largest_host(pools).is_none_or(|largest| memory <= largest)
+            && !limits.memory_mib.never_fits(memory.0)
+            && !limits.vcpus.never_fits(asked.shape.vcpus.0)
+    }
+
+    fn check_size(&self, asked: &Asked, pools: &[Ix]) -> Result<String, Refusal> {
+        let memory = asked.shape.memory;
+        let largest = self.largest_host(pools);
+        if let Some(largest) = largest
+            && memory > largest
+        {
+            let mut refusal = Refusal::new(
+                RefusalCode::NeverFits,
+                format!(
+                    "{} MiB of configured memory is above the largest host known in the eligible \
+                     pools, {} MiB",
+                    memory.0, largest.0
+                ),
+            );
+            refusal.largest_host_mib = Some(largest);
+            refusal.field = Some(("memory_mib", format!("at most {}", largest.0)));
+            return Err(refusal);
+        }
+        let limits = &self.tenants[asked.tenant].limits.concurrency;
+        for (name, limit, value) in [
+            ("memory_mib", limits.memory_mib, memory.0),
+            ("vcpus", limits.vcpus, asked.shape.vcpus.0),
+        ] {
+            if let Some(limit) = limit.ceiling()
+                && value > limit
+            {
+                let mut refusal = Refusal::new(
+                    RefusalCode::NeverFits,
+                    format!("{name} {value} is above the tenant's own limit of {limit}"),
+                );
+                refusal.limit = Some(LimitHit { name, used: 0, incoming: value, limit });
+                refusal.field = Some((name, format!("at most {limit}")));
+                refusal.largest_host_mib = largest;
+                return Err(refusal);
+            }
+        }
+        Ok(match largest {
+            Some(largest) => {
+                format!("{} MiB is within the largest host, {} MiB", memory.0, largest.0)
+            }
+            None => "no host has said its size yet".to_owned(),
+        })
+    }
+
+    fn check_rate(&self, now: Timestamp, asked: &Asked) -> Result<String, Refusal> {
+        let tenant = &self.tenants[asked.tenant];
+        let limited = match tenant.buckets.would_take(asked.creates, &tenant.rates(), now) {
+            Ok(()) => return Ok("within the tenant's rates".to_owned()),
+            Err(limited) => limited,
+        };
+        let name = limited.kind.as_str();
+        let mut refusal = Refusal::new(
+            RefusalCode::RateLimited,
+            format!("{name}: {} asked for at a limit of {}", asked.creates, limited.limit),
+        );
+        refusal.retry = limited.retry_after.map_or(RetryHint::Never, RetryHint::After);
+        let used = limited
+            .limit
+            .saturating_sub(tenant.buckets.left(limited.kind, &tenant.rates(), now).unwrap_or(0));
+        let (incoming, limit) = (asked.creates, limited.limit);
+        refusal.limit = Some(LimitHit { name, used, incoming, limit });
+        Err(refusal)
+    }
+
+    /// Takes the tokens of a request that was let in, or refused for its tenant's own limits.
+    pub(super) fn spend(&mut self, now: Timestamp, asked: &Asked) {
+        if asked.creates == 0 {
+            return;
+        }
+        let tenant = &mut self.tenants[asked.tenant];
+        let rates = tenant.rates();
+        // Asked before in the same step; what a lowered limit no longer covers is not owed.
+        let _ = tenant.buckets.take(asked.creates, &rates, now);
+    }
+
+    /// The first concurrency limit that the request would exceed, the request counted in (R5).
+    fn quota_hit(&self, now: Timestamp, asked: &Asked) -> Option<LimitHit> {
+        let tenant = &self.tenants[asked.tenant];
+        let limits = &tenant.limits.concurrency;
+        let mut bursts = tenant.bursts;
+        bursts.advance(&tenant.used.into(), limits, now);
+        let hit = check_all(&tenant.used.into(), &asked.incoming.into(), limits, &bursts);
+        hit.err().map(|(counter, exceeded)| LimitHit {
+            name: counter.as_str(),
+            used: exceeded.used,
+            incoming: exceeded.incoming,
+            limit: if exceeded.out_of_credit { exceeded.limit } else { exceeded.ceiling },
+        })
+    }
+
+    fn check_quota(&self, now: Timestamp, asked: &Asked) -> Result<String, Refusal> {
+        if !asked.adds {
+            return Ok("adds nothing: it counts already".to_owned());
+        }
+        match self.quota_hit(now, asked) {
+            None => {
+                let used = self.tenants[asked.tenant].used;
+                Ok(format!(
+                    "in use: {} sandboxes, {} vCPUs, {} MiB; incoming: {}, {}, {}",
+                    used.sandboxes,
+                    used.vcpus,
+                    used.memory,
+                    asked.incoming.sandboxes,
+                    asked.incoming.vcpus,
+                    asked.incoming.memory
+                ))
+            }
+            Some(hit) => {
+                let mut refusal = Refusal::new(
+                    RefusalCode::QuotaExceeded,
+                    format!(
+                        "{}: {} in use and {} asked for exceed the limit of {}; shut something \
+                         down or ask for a larger plan",
+                        hit.name, hit.used, hit.incoming, hit.limit
+                    ),
+                );
+                refusal.limit = Some(hit);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn check_degraded(&self, asked: &Asked) -> Result<String, Refusal> {
+        let (version, mode) = self.pools[asked.pool].policy;
+        if mode == PolicyMode::Static && asked.criticality == Criticality::Sheddable {
+            let mut refusal = Refusal::new(
+                RefusalCode::Degraded,
+                format!("policy {version} is static by its age; sheddable work waits"),
+            );
+            refusal.retry = RetryHint::After(Millis::from_seconds(30));
+            return Err(refusal);
+        }
+        Ok(format!("policy {version} is {mode}"))
+    }
+
+    /// The refusal for want of room, with the counts that led to it and an estimate of when to
+    /// come back.
+    pub(super) fn capacity_refusal(
+        &self,
+        now: Timestamp,
+        pool: Ix,
+        ask: &Ask<'_>,
+        miss: &Miss,
+    ) -> Refusal {
+        let counts = &miss.counts;
+        let name = &self.pools[pool].row.name;
+        let detail = match (miss.code, miss.full) {
+            (_, Some((full, held, limit))) => format!(
+                "pool {}: all slots are held ({held} of {limit})",
+                self.pools[full].row.name
+            ),
+            (RefusalCode::NoHealthyHosts, _) if counts.hosts == 0 => {
+                format!("pool {name} has no host: start an agent, or report one")
+            }
+            (RefusalCode::NoHealthyHosts, _) => format!(
+                "pool {name}: none of {} hosts has a report to go by ({} dead, {} stale, {} unknown)",
+                counts.hosts, counts.filtered.dead, counts.filtered.stale, counts.filtered.unknown
+            ),
+            (RefusalCode::HostStartsSaturated, _) => format!(
+                "pool {name}: {} of {} hosts would take it but are at their bound of concurrent \
+                 starts",
+                counts.filtered.starts_saturated, counts.hosts
+            ),
+            (RefusalCode::HostPressure, _) => format!(
+                "pool {name}: {} of {} hosts have shut their gates under memory pressure",
+                counts.filtered.pressure, counts.hosts
+            ),
+            _ => format!(
+                "pool {name}: none of {} hosts takes {} MiB configured now ({} full)",
+                counts.hosts, ask.shape.memory.0, counts.filtered.full
+            ),
+        };
+        let mut refusal = Refusal::new(miss.code, detail);
+        refusal.counts = Some(miss.counts);
+        refusal.retry = RetryHint::After(self.estimate(now, pool));
+        refusal
+    }
+
+    /// When to come back, from what is known of coming releases.
+    pub(super) fn estimate(&self, now: Timestamp, pool: Ix) -> Millis {
+        /// Looking further ahead than this tells no more.
+        const AHEAD: usize = 64;
+        /// Of all pools' reservations, so many are looked at: a refusal must stay cheap.
+        const LOOKED_AT: usize = 256;
+        let state = &self.pools[pool];
+        let pauses: Vec<Timestamp> = state.pausing.iter().take(AHEAD).map(|(at, _)| *at).collect();
+        let lapses: Vec<Timestamp> = self
+            .wheel
+            .iter()
+            .flat_map(|(second, bucket)| bucket.iter().map(move |ix| (*second, *ix)))
+            .take(LOOKED_AT)
+            .filter(|(_, ix)| self.reservations[*ix].pool == pool)
+            .map(|(second, _)| Timestamp(second.saturating_mul(1000)))
+            .take(AHEAD)
+            .collect();
+        let (releases, window) = state.releases.seen(now);
+        estimate(&RetryFacts {
+            now,
+            pauses: &pauses,
+            lapses: &lapses,
+            limits: &[],
+            releases,
+            window: Millis(window),
+            queue_ahead: u32::try_from(state.queue.len()).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// The record of a verdict.
+    pub(super) fn decision(
+        &self,
+        now: Timestamp,
+        id: plimsoll_types::DecisionId,
+        verb: Verb,
+        asked: &Asked,
+    ) -> DecisionRow {
+        let (policy_version, policy_mode) = self.pools[asked.pool].policy;
+        let state = &self.pools[asked.pool];
+        DecisionRow {
+            id,
+            at: now,
+            tenant: self.tenants[asked.tenant].row.id.clone(),
+            verb,
+            code: None,
+            object: None,
+            pool: Some(state.row.name.clone()),
+            host: None,
+            memory_mib: Mib(asked.incoming.memory),
+            vcpus: plimsoll_types::Vcpus(asked.incoming.vcpus),
+            stateful: asked.shape.stateful,
+            charge_mib: Mib::ZERO,
+            items: 1,
+            policy_version,
+            policy_mode,
+            counts: plimsoll_types::FilterCounts::default(),
+            slots: Some((state.held, state.row.settings.limit)),
+            detail: None,
+        }
+    }
+
+    pub(super) fn tenant_id(&self, tenant: Ix) -> TenantId {
+        self.tenants[tenant].row.id.clone()
+    }
+}

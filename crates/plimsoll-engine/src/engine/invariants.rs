@@ -1,0 +1,167 @@
+//! Every invariant that can be seen in one state, checked by brute force over all records.
+
+use std::collections::BTreeMap;
+
+use plimsoll_policy::slots::holds_slot;
+use plimsoll_types::{SandboxStatus, Timestamp};
+
+use super::state::{Claim, Use};
+use super::{Engine, Violation};
+
+impl Engine {
+    /// Checks every invariant by brute force over all records. Slow: for tests and the simulator.
+    #[must_use]
+    pub fn check(&self, now: Timestamp) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let mut broken = |id: &'static str, detail: String| found.push(Violation { id, detail });
+        self.check_sums(&mut broken);
+        self.check_pools(&mut broken);
+        self.check_hosts(&mut broken);
+        self.check_waiters(&mut broken);
+        for (_, reservation) in self.reservations.iter() {
+            let row = &reservation.row;
+            let lapsed = row.state == crate::rows::ReservationState::Reserved
+                && now >= row.expires_at + plimsoll_types::Millis(1_000);
+            if lapsed {
+                broken("I5", format!("{} holds beyond its expiry", row.id));
+            }
+        }
+        found
+    }
+
+    fn check_sums(&self, broken: &mut impl FnMut(&'static str, String)) {
+        let mut used: BTreeMap<u32, Use> = BTreeMap::new();
+        for (_, sandbox) in self.sandboxes.iter() {
+            if sandbox.row.status.counts_for_quota() {
+                let one = Use::one(sandbox.row.memory_mib, sandbox.row.vcpus);
+                used.entry(sandbox.tenant).or_default().add(one);
+            }
+        }
+        for (_, reservation) in self.reservations.iter() {
+            if reservation.row.state.holds() {
+                let one = Use::one(reservation.row.memory_mib, reservation.row.vcpus);
+                used.entry(reservation.tenant).or_default().add(one);
+            }
+        }
+        for (ix, tenant) in self.tenants.iter() {
+            let sum = used.get(&ix).copied().unwrap_or_default();
+            if sum != tenant.used {
+                let detail =
+                    format!("{}: {sum:?} by records, {:?} kept", tenant.row.id, tenant.used);
+                broken("I13", detail);
+            }
+        }
+    }
+
+    fn check_pools(&self, broken: &mut impl FnMut(&'static str, String)) {
+        for (ix, pool) in self.pools.iter() {
+            let by_records = self
+                .sandboxes
+                .iter()
+                .filter(|(_, s)| {
+                    s.pool == Some(ix) && holds_slot(s.row.status, s.row.slot_released)
+                })
+                .count()
+                + self
+                    .reservations
+                    .iter()
+                    .filter(|(_, r)| r.pool == ix && r.row.state.holds())
+                    .count();
+            if u64::try_from(by_records).ok() != Some(pool.held) {
+                broken(
+                    "I13",
+                    format!(
+                        "pool {}: {by_records} slots by records, {} kept",
+                        pool.row.name, pool.held
+                    ),
+                );
+            }
+            let listed: usize = pool
+                .partitions
+                .iter()
+                .map(|partition| {
+                    let partition = &self.partitions[*partition];
+                    let out: u32 = partition.out.values().sum();
+                    partition.ready.len() + usize::try_from(out).unwrap_or(usize::MAX)
+                })
+                .sum();
+            if listed != pool.hosts.len() {
+                broken(
+                    "I13",
+                    format!(
+                        "pool {}: {listed} hosts listed of {}",
+                        pool.row.name,
+                        pool.hosts.len()
+                    ),
+                );
+            }
+        }
+    }
+
+    fn check_hosts(&self, broken: &mut impl FnMut(&'static str, String)) {
+        for (ix, host) in self.hosts.iter() {
+            let (mut pending, mut stateful, mut vcpus, mut starts) = (0, 0, 0, 0);
+            for claim in &host.claims {
+                match claim {
+                    Claim::Sandbox(s) => {
+                        let sandbox = &self.sandboxes[*s];
+                        if let Some(charge) = sandbox.pending {
+                            pending += charge.charge;
+                            starts += u32::from(charge.starting);
+                        }
+                        if super::ledger::occupies(&sandbox.row) {
+                            vcpus += sandbox.row.vcpus.0;
+                            if sandbox.row.stateful {
+                                stateful += sandbox.row.memory_mib.0 + sandbox.row.overhead_mib.0;
+                            }
+                        }
+                    }
+                    Claim::Reservation(r) => {
+                        let reservation = &self.reservations[*r];
+                        pending += super::reserve::pending(reservation).0;
+                        vcpus += reservation.row.vcpus.0;
+                        if reservation.row.stateful {
+                            stateful += reservation.row.memory_mib.0;
+                        }
+                    }
+                }
+            }
+            let kept = (host.pending, host.stateful, host.vcpus, host.pending_starts);
+            if kept != (pending, stateful, vcpus, starts) {
+                let sums = (pending, stateful, vcpus, starts);
+                broken("I13", format!("host {}: {sums:?} by records, {kept:?} kept", host.row.id));
+            }
+            let listed = host.listed.map(|listed| listed.standing);
+            if listed != Some(self.standing(ix)) {
+                broken(
+                    "I13",
+                    format!(
+                        "host {} stands {:?}, listed {listed:?}",
+                        host.row.id,
+                        self.standing(ix)
+                    ),
+                );
+            }
+        }
+    }
+
+    fn check_waiters(&self, broken: &mut impl FnMut(&'static str, String)) {
+        let mut victims: BTreeMap<plimsoll_types::SandboxId, u32> = BTreeMap::new();
+        for (_, sandbox) in self.sandboxes.iter() {
+            if sandbox.row.status == SandboxStatus::Pausing
+                && let Some(waiter) = sandbox.row.preempted_for
+            {
+                *victims.entry(waiter).or_default() += 1;
+            }
+            let queued = sandbox.row.status == SandboxStatus::Queued;
+            if queued && sandbox.place.is_none() {
+                broken("I7", format!("{} is queued and stands in no queue", sandbox.row.id));
+            }
+        }
+        for (waiter, number) in victims {
+            if number > 1 {
+                broken("I12", format!("{number} victims are being paused for {waiter}"));
+            }
+        }
+    }
+}

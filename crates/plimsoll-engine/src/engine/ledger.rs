@@ -1,0 +1,249 @@
+//! The sums beside the records. Every change of a record that a sum depends on goes through here,
+//! so that no counter can drift from what it counts.
+
+use std::sync::Arc;
+
+use plimsoll_policy::slots::holds_slot;
+use plimsoll_types::{HostId, Mib, SandboxStatus, Timestamp};
+
+use super::Engine;
+use super::state::{Claim, Ix, Pending, Sandbox, Use};
+use crate::output::{Effect, Output};
+use crate::rows::{Change, SandboxRow};
+
+/// What one sandbox adds to the sums of its tenant and its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    quota: Option<Use>,
+    held: bool,
+    released: bool,
+    occupies: bool,
+}
+
+fn share(row: &SandboxRow) -> Share {
+    let quota = row.status.counts_for_quota().then(|| Use::one(row.memory_mib, row.vcpus));
+    let held = holds_slot(row.status, row.slot_released);
+    let released = row.status == SandboxStatus::Paused && row.slot_released;
+    Share { quota, held, released, occupies: occupies(row) }
+}
+
+/// Whether a sandbox takes memory and CPU of its host: from its admission until it has left it.
+pub(super) fn occupies(row: &SandboxRow) -> bool {
+    match row.status {
+        SandboxStatus::Provisioning
+        | SandboxStatus::Running
+        | SandboxStatus::Pausing
+        | SandboxStatus::Resuming => true,
+        SandboxStatus::Paused | SandboxStatus::Terminating => !row.slot_released,
+        SandboxStatus::Queued
+        | SandboxStatus::Stopped
+        | SandboxStatus::Terminated
+        | SandboxStatus::Failed => false,
+    }
+}
+
+impl Engine {
+    /// Changes a sandbox's record and every sum that follows from it, writes it, and tells
+    /// whoever waits for it.
+    pub(super) fn change(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        out: &mut Output,
+        change: impl FnOnce(&mut SandboxRow),
+    ) {
+        let sandbox = &mut self.sandboxes[ix];
+        let before = share(&sandbox.row);
+        let status = sandbox.row.status;
+        change(&mut sandbox.row);
+        let moved = sandbox.row.status != status;
+        if moved {
+            sandbox.row.status_since = now;
+            if sandbox.row.status.is_terminal() {
+                sandbox.row.ended_at = Some(now);
+            }
+        }
+        let after = share(&sandbox.row);
+        self.settle(now, ix, before, after, out);
+        self.write(ix, out);
+        if moved {
+            let row = &self.sandboxes[ix].row;
+            out.effects.push(Effect::SandboxChanged {
+                id: row.id,
+                status: Some(row.status),
+                refusal: None,
+            });
+            let over = row.status.is_terminal();
+            self.arm_sandbox(now, ix);
+            if over {
+                self.leave_host(ix);
+                self.ended.push_back((now, Claim::Sandbox(ix)));
+            }
+        }
+    }
+
+    /// Counts a record that has just been put in.
+    pub(super) fn count_in(&mut self, ix: Ix) {
+        let row = &self.sandboxes[ix].row;
+        let after = share(row);
+        let none = Share { quota: None, held: false, released: false, occupies: false };
+        let mut unused = Output::default();
+        self.settle(row.created_at, ix, none, after, &mut unused);
+    }
+
+    fn settle(&mut self, now: Timestamp, ix: Ix, before: Share, after: Share, out: &mut Output) {
+        if before == after {
+            return;
+        }
+        let (tenant, pool, host) = {
+            let sandbox = &self.sandboxes[ix];
+            (sandbox.tenant, sandbox.pool, sandbox.host)
+        };
+        let mut whole = true;
+        if before.quota != after.quota {
+            let tenant = &mut self.tenants[tenant];
+            if let Some(gone) = before.quota {
+                whole &= tenant.give_up(now, gone);
+            }
+            if let Some(come) = after.quota {
+                tenant.take_on(now, come);
+            }
+        }
+        if let Some(pool) = pool {
+            let freed = before.held && !after.held;
+            let pool_state = &mut self.pools[pool];
+            whole &= step(&mut pool_state.held, before.held, after.held);
+            whole &= step(&mut pool_state.released, before.released, after.released);
+            if freed {
+                pool_state.releases.count(now);
+            }
+            if freed || (before.quota.is_some() && after.quota.is_none()) {
+                self.stir(pool);
+            }
+        }
+        if let Some(host) = host
+            && before.occupies != after.occupies
+        {
+            self.occupy(ix, host, after.occupies);
+        }
+        if !whole {
+            self.violated("I13", out);
+        }
+    }
+
+    /// Takes up, or leaves, a host's stateful memory and CPU.
+    fn occupy(&mut self, ix: Ix, host: Ix, on: bool) {
+        let row = &self.sandboxes[ix].row;
+        let full = row.memory_mib.saturating_add(row.overhead_mib).0;
+        let (stateful, vcpus) = (if row.stateful { full } else { 0 }, row.vcpus.0);
+        let state = &mut self.hosts[host];
+        if on {
+            state.stateful += stateful;
+            state.vcpus += vcpus;
+        } else {
+            state.stateful = state.stateful.saturating_sub(stateful);
+            state.vcpus = state.vcpus.saturating_sub(vcpus);
+            self.drop_pending(ix);
+        }
+        self.relist(host);
+    }
+
+    /// Writes a sandbox's row.
+    pub(super) fn write(&self, ix: Ix, out: &mut Output) {
+        out.changes.push(Change::Sandbox(Box::new(self.sandboxes[ix].row.clone())));
+    }
+
+    /// Puts a sandbox among its host's claims.
+    pub(super) fn join_host(&mut self, ix: Ix, host: Ix) {
+        if self.sandboxes[ix].on_host.is_some() {
+            self.leave_host(ix);
+        }
+        let claims = &mut self.hosts[host].claims;
+        let place = u32::try_from(claims.len()).expect("fewer than 2^32 claims on one host");
+        claims.push(Claim::Sandbox(ix));
+        let name: HostId = self.hosts[host].row.id.clone();
+        let sandbox: &mut Sandbox = &mut self.sandboxes[ix];
+        sandbox.on_host = Some(place);
+        sandbox.host = Some(host);
+        sandbox.row.host = Some(name);
+        sandbox.missing_since = None;
+    }
+
+    /// Takes a sandbox from its host's claims; where it ran last stays written in its row.
+    pub(super) fn leave_host(&mut self, ix: Ix) {
+        let (place, host) = (self.sandboxes[ix].on_host.take(), self.sandboxes[ix].host);
+        self.drop_pending(ix);
+        if let (Some(place), Some(host)) = (place, host) {
+            self.swap_out(host, place);
+        }
+    }
+
+    /// Takes the claim at `place` out of a host's list and mends the place of the one that moved.
+    pub(super) fn swap_out(&mut self, host: Ix, place: u32) {
+        let claims = &mut self.hosts[host].claims;
+        claims.swap_remove(place as usize);
+        match claims.get(place as usize).copied() {
+            Some(Claim::Sandbox(moved)) => self.sandboxes[moved].on_host = Some(place),
+            Some(Claim::Reservation(moved)) => self.reservations[moved].on_host = place,
+            None => {}
+        }
+    }
+
+    /// Charges a host for a sandbox that its reports cannot know of yet.
+    pub(super) fn set_pending(&mut self, ix: Ix, charge: Mib, number: Option<u64>, starting: bool) {
+        self.drop_pending(ix);
+        let Some(host) = self.sandboxes[ix].host else { return };
+        self.sandboxes[ix].pending = Some(Pending { charge: charge.0, number, starting });
+        let spec = Arc::clone(&self.sandboxes[ix].row.spec);
+        let vcpus = self.sandboxes[ix].row.vcpus.0;
+        let state = &mut self.hosts[host];
+        state.pending += charge.0;
+        state.pending_vcpus += vcpus;
+        state.pending_starts += u32::from(starting);
+        for (name, amount) in &spec.counted {
+            *state.pending_counted.entry(name.clone()).or_default() += amount;
+        }
+        self.relist(host);
+    }
+
+    /// Takes back such a charge: a report holds it now, or it is no more.
+    pub(super) fn drop_pending(&mut self, ix: Ix) {
+        let Some(pending) = self.sandboxes[ix].pending.take() else { return };
+        let Some(host) = self.sandboxes[ix].host else { return };
+        let spec = Arc::clone(&self.sandboxes[ix].row.spec);
+        let vcpus = self.sandboxes[ix].row.vcpus.0;
+        let state = &mut self.hosts[host];
+        state.pending = state.pending.saturating_sub(pending.charge);
+        state.pending_vcpus = state.pending_vcpus.saturating_sub(vcpus);
+        state.pending_starts = state.pending_starts.saturating_sub(u32::from(pending.starting));
+        for (name, amount) in &spec.counted {
+            if let Some(sum) = state.pending_counted.get_mut(name) {
+                *sum = sum.saturating_sub(*amount);
+                if *sum == 0 {
+                    state.pending_counted.remove(name);
+                }
+            }
+        }
+        self.relist(host);
+    }
+
+    /// Something may have been freed in this pool: its queue is served before the input is done.
+    pub(super) fn stir(&mut self, pool: Ix) {
+        if !self.pools[pool].queue.is_empty() {
+            self.stirred.insert(pool);
+        }
+    }
+}
+
+/// Moves a counter by one where `before` and `after` differ; `false` if it would go below zero.
+fn step(counter: &mut u64, before: bool, after: bool) -> bool {
+    match (before, after) {
+        (false, true) => *counter += 1,
+        (true, false) => match counter.checked_sub(1) {
+            Some(less) => *counter = less,
+            None => return false,
+        },
+        _ => {}
+    }
+    true
+}

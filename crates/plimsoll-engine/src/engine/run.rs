@@ -1,0 +1,496 @@
+//! How a sandbox moves between its states.
+
+use std::sync::Arc;
+
+use plimsoll_policy::slots::holds_slot;
+use plimsoll_types::{
+    DecisionId, Fence, GuestSpec, HostOp, Millis, PauseKind, SandboxId, SandboxStatus, Timestamp,
+};
+use serde_json::{Value, json};
+
+use super::Engine;
+use super::sandbox::wrong_state;
+use super::state::{Ix, Place, Waiter};
+use crate::command::{Caller, Token};
+use crate::output::{Disposition, Observation, Output};
+use crate::rows::{SandboxRow, Verb};
+
+impl Engine {
+    /// A call that wants the sandbox to run: an explicit resume or start, or (`touch`) a call
+    /// into the guest, which is activity and wakes it.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one call, taken apart once")]
+    pub(super) fn wake(
+        &mut self,
+        now: Timestamp,
+        token: Token,
+        caller: &Caller,
+        id: SandboxId,
+        decision: DecisionId,
+        touch: bool,
+        out: &mut Output,
+    ) {
+        let ix = match self.own_sandbox(caller, id) {
+            Ok(ix) => ix,
+            Err(refusal) => return Self::refuse(token, *refusal, out),
+        };
+        let status = self.sandboxes[ix].row.status;
+        match status {
+            SandboxStatus::Running if touch => {
+                self.change(now, ix, out, |row| row.last_active_at = now);
+                self.arm_sandbox(now, ix);
+            }
+            SandboxStatus::Running
+            | SandboxStatus::Provisioning
+            | SandboxStatus::Resuming
+            | SandboxStatus::Queued => {}
+            SandboxStatus::Pausing => {
+                // The pause is waited for, then it is resumed: never two guests, none lost (R6).
+                if self.sandboxes[ix].row.resume_requested_at.is_none() {
+                    self.change(now, ix, out, |row| {
+                        row.resume_requested_at = Some(now);
+                        row.reason = Some(Arc::from("resumes when its pause has finished"));
+                    });
+                }
+            }
+            SandboxStatus::Stopped if touch => {
+                return Self::refuse(token, wrong_state(id, status, "called into"), out);
+            }
+            SandboxStatus::Paused | SandboxStatus::Stopped => {
+                let asked = self.sandbox_asked(ix, false);
+                let pools = [asked.pool];
+                if let Some(refusal) = self.check_wake(now, &asked, &pools) {
+                    return self.refused(now, token, decision, Verb::Resume, &asked, refusal, out);
+                }
+                self.request_resume(now, ix, decision, out);
+            }
+            SandboxStatus::Terminating | SandboxStatus::Terminated | SandboxStatus::Failed => {
+                return Self::refuse(token, wrong_state(id, status, "run"), out);
+            }
+        }
+        self.answer(token, ix, Some(decision), Disposition::Accepted, out);
+    }
+
+    /// Resumes now if there is room, else queues. A resume that is queued already keeps its place.
+    pub(super) fn request_resume(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        decision: DecisionId,
+        out: &mut Output,
+    ) {
+        if self.sandboxes[ix].place.is_some() || self.try_resume(now, ix, None, decision, out) {
+            return;
+        }
+        let Some(pool) = self.sandboxes[ix].pool else { return };
+        let pool_name = self.pools[pool].row.name.clone();
+        let why = if self.sandboxes[ix].row.slot_released && self.slots_free(pool, None) == Some(0)
+        {
+            format!("waiting for a free slot on pool {pool_name}")
+        } else {
+            format!("waiting for room on its host in pool {pool_name}")
+        };
+        let since = self.sandboxes[ix].row.resume_requested_at.unwrap_or(now);
+        self.change(now, ix, out, |row| {
+            row.resume_requested_at = Some(since);
+            row.reason = Some(Arc::from(why));
+        });
+        let place = self.next_place(self.sandboxes[ix].row.priority, since);
+        out.observations.push(Observation::ResumeQueued(pool_name));
+        self.enqueue(now, pool, place, Waiter::Resume(ix));
+    }
+
+    /// Takes slot and memory again in one step and sends the resume, if there is room.
+    fn try_resume(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        place: Option<Place>,
+        decision: DecisionId,
+        out: &mut Output,
+    ) -> bool {
+        let (Some(pool), Some(host)) = (self.sandboxes[ix].pool, self.sandboxes[ix].host) else {
+            return false;
+        };
+        let row = &self.sandboxes[ix].row;
+        let (status, released) = (row.status, row.slot_released);
+        let resident = status == SandboxStatus::Paused && !released;
+        let charge = if resident {
+            None
+        } else {
+            let needs_slot = !holds_slot(status, released);
+            if needs_slot && self.slots_free(pool, place) == Some(0) {
+                return false;
+            }
+            let spec = Arc::clone(&row.spec);
+            let mut ask = self.sandbox_ask(ix, &spec, place);
+            // A start that its own host refused a moment ago may be asked of it again: it is the
+            // only one that has the checkpoint.
+            ask.tried.clear();
+            if !self.fits(pool, host, &ask) {
+                return false;
+            }
+            Some(self.found(pool, host, &ask).charge)
+        };
+        if self.sandboxes[ix].on_host.is_none() {
+            self.join_host(ix, host);
+        }
+        let fence = if status == SandboxStatus::Stopped {
+            self.sandboxes[ix].row.attempt += 1;
+            self.send_start(now, ix, host, out)
+        } else {
+            let row = &self.sandboxes[ix].row;
+            let op = HostOp::Resume { id: row.id, attempt: row.attempt };
+            self.send(now, host, op, self.config.start_timeout, Millis::ZERO, out)
+        };
+        let waited = self.sandboxes[ix].row.resume_requested_at;
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Resuming;
+            row.reason = None;
+            row.slot_released = false;
+            row.fence = fence;
+            row.last_active_at = now;
+            row.decision_id = decision;
+            if let Some(charge) = charge {
+                row.charge_mib = charge;
+                row.measured = false;
+                row.resident_mib = None;
+            }
+        });
+        if let Some(charge) = charge {
+            self.set_pending(ix, charge, Some(fence.number), true);
+        }
+        if let Some(since) = waited {
+            let name = self.pools[pool].row.name.clone();
+            out.observations.push(Observation::ResumeWait(name, now.since(since)));
+        }
+        let asked = self.sandbox_asked(ix, false);
+        let mut record = self.decision(now, decision, Verb::Resume, &asked);
+        let row = &self.sandboxes[ix].row;
+        record.object = Some(plimsoll_types::ClaimId::Sandbox(row.id));
+        record.host.clone_from(&row.host);
+        record.charge_mib = row.charge_mib;
+        out.changes.push(crate::rows::Change::Decision(record));
+        true
+    }
+
+    /// Decides a waiting resume again. `true` when it waits no more.
+    pub(super) fn serve_resume(
+        &mut self,
+        now: Timestamp,
+        pool: Ix,
+        place: Place,
+        ix: Ix,
+        out: &mut Output,
+    ) -> bool {
+        let decision = self.mint_decision(now);
+        if !self.try_resume(now, ix, Some(place), decision, out) {
+            return false;
+        }
+        self.dequeue(pool, place);
+        true
+    }
+
+    /// Resumes that nobody has asked for again within the bound are wanted no more.
+    pub(super) fn lapse_resumes(&mut self, now: Timestamp, pool: Ix, out: &mut Output) {
+        let lapse = Millis::from_seconds(self.pools[pool].row.settings.resume_lapse_seconds);
+        let over: Vec<Ix> = self.pools[pool]
+            .queue
+            .iter()
+            .filter_map(|(place, waiter)| match waiter {
+                Waiter::Resume(ix) if now.since(place.since) >= lapse => Some(*ix),
+                _ => None,
+            })
+            .collect();
+        for ix in over {
+            self.leave_queue(ix);
+            self.change(now, ix, out, |row| {
+                row.resume_requested_at = None;
+                row.reason = Some(Arc::from("paused; its resume waited too long and lapsed"));
+            });
+        }
+    }
+
+    /// Sends the start of the present attempt.
+    pub(super) fn send_start(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        host: Ix,
+        out: &mut Output,
+    ) -> Fence {
+        let guest = Box::new(self.guest_spec(ix));
+        self.hosts[host].aside.begin_trial(now);
+        let timeout = self.config.start_timeout;
+        let fence = self.send(now, host, HostOp::Start { guest }, timeout, Millis::ZERO, out);
+        if self.hosts[host].aside.failures_in_a_row() > 0 {
+            self.check_host(now, host, out);
+        }
+        fence
+    }
+
+    fn guest_spec(&self, ix: Ix) -> GuestSpec {
+        let sandbox = &self.sandboxes[ix];
+        let row = &sandbox.row;
+        let pool = sandbox.pool.or(sandbox.home).unwrap_or_default();
+        let settings = &self.pools[pool].row.settings;
+        GuestSpec {
+            id: row.id,
+            attempt: row.attempt,
+            tenant: row.tenant.clone(),
+            template: row.template.clone(),
+            driver: row.driver,
+            memory_mib: row.memory_mib,
+            overhead_mib: row.overhead_mib,
+            vcpus: row.vcpus,
+            stateful: row.stateful,
+            preemptible: row.preemptible,
+            priority: row.priority,
+            command: row.spec.command.clone(),
+            env: row.spec.env.clone(),
+            rootfs: row.spec.rootfs.clone(),
+            baked: row.spec.baked,
+            fork_of: row.spec.fork_of,
+            counted: row.spec.counted.clone(),
+            reserve: settings.reserve,
+            settle_seconds: settings.settle_seconds,
+            decay_seconds: settings.decay_seconds,
+        }
+    }
+
+    /// The host runs it.
+    pub(super) fn now_running(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        let sandbox = &mut self.sandboxes[ix];
+        sandbox.failures = 0;
+        sandbox.repeats = 0;
+        sandbox.tried.clear();
+        if let Some(pending) = &mut sandbox.pending
+            && pending.starting
+        {
+            pending.starting = false;
+            if let Some(host) = sandbox.host {
+                let starts = &mut self.hosts[host].pending_starts;
+                *starts = starts.saturating_sub(1);
+                self.relist(host);
+            }
+        }
+        let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;
+        let brought_in = !self.sandboxes[ix].displaced.is_empty();
+        self.change(now, ix, out, |row| {
+            row.brought_in_at = brought_in.then_some(now);
+            row.status = SandboxStatus::Running;
+            row.reason = None;
+            row.idled = false;
+            row.resume_requested_at = None;
+            row.started_at = Some(now);
+            row.last_active_at = row.last_active_at.max(now);
+        });
+        let kind = if resumed { "sandbox.resumed" } else { "sandbox.started" };
+        self.sandbox_event(now, ix, kind, Value::Null, out);
+    }
+
+    /// Its pause has finished.
+    pub(super) fn now_paused(&mut self, now: Timestamp, ix: Ix, released: bool, out: &mut Output) {
+        self.pause_over(now, ix);
+        self.sandboxes[ix].woken = false;
+        self.sandboxes[ix].displaced.clear();
+        if released {
+            self.keep_for_waiter(now, ix);
+        }
+        self.change(now, ix, out, |row| {
+            row.brought_in_at = None;
+            row.status = SandboxStatus::Paused;
+            row.slot_released = released;
+            row.preempted_for = None;
+            if released {
+                row.charge_mib = plimsoll_types::Mib::ZERO;
+                row.resident_mib = None;
+                row.measured = false;
+            }
+        });
+        let detail = json!({ "slot_released": released });
+        self.sandbox_event(now, ix, "sandbox.paused", detail, out);
+        if self.sandboxes[ix].row.resume_requested_at.is_some() {
+            let decision = self.mint_decision(now);
+            self.request_resume(now, ix, decision, out);
+        }
+    }
+
+    /// Forgets the expected end of a pause, and learns from how long it took.
+    pub(super) fn pause_over(&mut self, now: Timestamp, ix: Ix) {
+        let sandbox = &mut self.sandboxes[ix];
+        let (Some(expected), Some(pool)) = (sandbox.pause_expected.take(), sandbox.pool) else {
+            return;
+        };
+        let took = now.since(sandbox.row.status_since).0;
+        let state = &mut self.pools[pool];
+        state.pausing.remove(&(expected, ix));
+        state.pause_millis = (state.pause_millis.saturating_mul(7) + took) / 8;
+    }
+
+    /// The pause did not happen: it runs on, and is no victim for a while.
+    pub(super) fn pause_failed(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
+        self.pause_over(now, ix);
+        self.sandboxes[ix].pause_failed_at = Some(now);
+        let reason = format!("its pause failed: {why}");
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Running;
+            row.reason = Some(Arc::from(reason));
+            row.idled = false;
+            row.preempted_for = None;
+            row.resume_requested_at = None;
+        });
+        if let Some(pool) = self.sandboxes[ix].pool {
+            self.stir(pool);
+        }
+    }
+
+    /// Its host paused it by itself.
+    pub(super) fn paused_by_host(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        released: bool,
+        why: &str,
+        out: &mut Output,
+    ) {
+        self.change(now, ix, out, |row| {
+            row.reason = Some(Arc::from(why));
+            row.idled = true;
+        });
+        self.now_paused(now, ix, released, out);
+    }
+
+    /// Its host runs it although the cell holds it paused: the fleet is followed. It takes a
+    /// slot, and where there is none the pool shows as overcommitted.
+    pub(super) fn woken(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        self.leave_queue(ix);
+        let took = self.sandboxes[ix].row.slot_released;
+        self.sandboxes[ix].woken = took
+            && self.sandboxes[ix].pool.is_some_and(|pool| self.slots_free(pool, None) == Some(0));
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Running;
+            row.slot_released = false;
+            row.idled = false;
+            row.resume_requested_at = None;
+            row.reason = Some(Arc::from("woken by its host"));
+            row.started_at = Some(now);
+            row.last_active_at = now;
+        });
+        out.observations.push(Observation::Correction("woken"));
+        self.sandbox_event(now, ix, "sandbox.resumed", json!({ "by": "host" }), out);
+    }
+
+    /// A guest that was given up for lost runs after all.
+    pub(super) fn revived(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        let Some(host) = self.sandboxes[ix].host else { return };
+        self.join_host(ix, host);
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Running;
+            row.slot_released = false;
+            row.ended_at = None;
+            row.reason = Some(Arc::from("its host came back with it running"));
+        });
+        out.observations.push(Observation::Correction("revived"));
+        self.sandbox_event(now, ix, "sandbox.resumed", json!({ "by": "returned host" }), out);
+    }
+
+    /// Its process has ended by itself.
+    pub(super) fn exited(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        code: Option<i32>,
+        why: Option<&str>,
+        out: &mut Output,
+    ) {
+        let reason = match (why, code) {
+            (Some(why), _) => why.to_owned(),
+            (None, Some(code)) => format!("exited with code {code}"),
+            (None, None) => "exited".to_owned(),
+        };
+        self.sandboxes[ix].row.exit_code = code;
+        self.terminate(now, ix, &reason, out);
+    }
+
+    /// Ends a sandbox, whatever its state. Idempotent.
+    pub(super) fn terminate(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
+        let status = self.sandboxes[ix].row.status;
+        if status.is_terminal() || status == SandboxStatus::Terminating {
+            return;
+        }
+        self.leave_queue(ix);
+        self.pause_over(now, ix);
+        let on_host = self.sandboxes[ix].on_host.and(self.sandboxes[ix].host);
+        let Some(host) = on_host else {
+            self.change(now, ix, out, |row| row.reason = Some(Arc::from(why)));
+            self.gone(now, ix, None, out);
+            return;
+        };
+        let row = &self.sandboxes[ix].row;
+        let op = HostOp::End { id: row.id, attempt: row.attempt };
+        let timeout = self.config.terminate_timeout;
+        let fence = self.send(now, host, op, timeout, Millis::ZERO, out);
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Terminating;
+            row.reason = Some(Arc::from(why));
+            row.resume_requested_at = None;
+            row.fence = fence;
+        });
+    }
+
+    /// Its end is confirmed.
+    pub(super) fn gone(&mut self, now: Timestamp, ix: Ix, why: Option<&str>, out: &mut Output) {
+        self.leave_queue(ix);
+        self.pause_over(now, ix);
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Terminated;
+            row.resume_requested_at = None;
+            row.charge_mib = plimsoll_types::Mib::ZERO;
+            if let Some(why) = why {
+                row.reason = Some(Arc::from(why));
+            }
+        });
+        self.sandbox_event(now, ix, "sandbox.terminated", Value::Null, out);
+    }
+
+    /// It has come to an end by a fault.
+    pub(super) fn fail(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
+        self.leave_queue(ix);
+        self.pause_over(now, ix);
+        self.change(now, ix, out, |row| {
+            row.status = SandboxStatus::Failed;
+            row.reason = Some(Arc::from(why));
+            row.resume_requested_at = None;
+            row.charge_mib = plimsoll_types::Mib::ZERO;
+        });
+        self.sandbox_event(now, ix, "sandbox.failed", Value::Null, out);
+    }
+
+    /// An event about one sandbox, with what every such event says.
+    pub(super) fn sandbox_event(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        kind: &str,
+        more: Value,
+        out: &mut Output,
+    ) {
+        let row: &SandboxRow = &self.sandboxes[ix].row;
+        let mut data = json!({
+            "id": row.id, "pool": row.pool, "status": row.status, "reason": row.reason,
+        });
+        if let (Value::Object(data), Value::Object(more)) = (&mut data, more) {
+            data.extend(more);
+        }
+        let tenant = row.tenant.clone();
+        self.event(now, kind, Some(tenant), data, out);
+    }
+
+    /// Whether a finished pause of this kind frees a slot in the sandbox's pool.
+    pub(super) fn pause_kind(&self, ix: Ix) -> PauseKind {
+        let sandbox = &self.sandboxes[ix];
+        let kind =
+            sandbox.pool.map_or(PauseKind::Driver, |pool| self.pools[pool].row.settings.pause);
+        plimsoll_policy::slots::resolve_pause(kind, sandbox.row.driver)
+    }
+}

@@ -1,0 +1,334 @@
+//! A test bed: an engine, a clock, and short words for what a test does with them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use plimsoll_engine::rows::{
+    Change, PlanLimits, PlanRow, PoolRow, PoolSettings, Role, Rows, TemplateRow, TenantRow,
+};
+use plimsoll_engine::{
+    Admin, Caller, Command, CreateSandbox, Effect, Engine, EngineConfig, Input, Output, Read,
+    Refusal, Reply, Reserve, ReserveItem, ReserveMode, SandboxView, Token,
+};
+use plimsoll_types::{
+    ClaimId, Counted, Criticality, DecisionId, Driver, DriverSet, GuestReport, GuestStatus,
+    HostCommand, HostId, HostOutcome, HostReport, Lifecycle, Mib, MilliCpu, OnFull, PlanId,
+    PoolName, ReservationId, SandboxId, TemplateName, TenantId, Timestamp, Vcpus,
+};
+
+pub(crate) struct Bed {
+    pub(crate) engine: Engine,
+    pub(crate) now: Timestamp,
+    next: u64,
+    pub(crate) changes: Vec<Change>,
+    /// Commands sent and not answered yet.
+    pub(crate) sent: Vec<(HostId, HostCommand)>,
+    pub(crate) probes: Vec<HostId>,
+    sequences: BTreeMap<HostId, u64>,
+    /// Replies that came without being waited for.
+    pub(crate) late: Vec<(Token, Reply)>,
+    pub(crate) epoch: u64,
+}
+
+pub(crate) fn host(name: &str) -> HostId {
+    HostId::new(name).unwrap()
+}
+
+pub(crate) fn pool(name: &str) -> PoolName {
+    PoolName::new(name).unwrap()
+}
+
+pub(crate) fn tenant(name: &str) -> TenantId {
+    TenantId::new(name).unwrap()
+}
+
+pub(crate) fn caller(name: &str) -> Caller {
+    Caller { role: Role::Tenant, tenant: tenant(name) }
+}
+
+pub(crate) fn operator() -> Caller {
+    Caller { role: Role::Operator, tenant: tenant("default") }
+}
+
+impl Bed {
+    pub(crate) fn new() -> Self {
+        Self::over(Rows::default(), 1, Timestamp(1_800_000_000_000))
+    }
+
+    pub(crate) fn over(rows: Rows, epoch: u64, now: Timestamp) -> Self {
+        let mut out = Output::default();
+        let engine = Engine::restore(EngineConfig::default(), epoch, rows, now, &mut out).unwrap();
+        let mut bed = Self {
+            engine,
+            now,
+            next: epoch << 32,
+            changes: Vec::new(),
+            sent: Vec::new(),
+            probes: Vec::new(),
+            sequences: BTreeMap::new(),
+            late: Vec::new(),
+            epoch,
+        };
+        bed.take(out);
+        bed.template("shell", |_| {});
+        bed
+    }
+
+    fn take(&mut self, out: Output) {
+        self.changes.extend(out.changes);
+        self.late.extend(out.replies);
+        for effect in out.effects {
+            match effect {
+                Effect::HostCommand { host, command, .. } => self.sent.push((host, *command)),
+                Effect::ProbeHost { host, .. } => self.probes.push(host),
+                _ => {}
+            }
+        }
+        let broken = self.engine.check(self.now);
+        assert!(broken.is_empty(), "{broken:?}");
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn input(&mut self, input: Input) {
+        let mut out = Output::default();
+        self.engine.handle(self.now, input, &mut out);
+        self.take(out);
+    }
+
+    /// Sends a call; its reply may come later.
+    pub(crate) fn send(&mut self, caller: &Caller, command: Command) -> Token {
+        let token = Token(self.number());
+        self.input(Input::Call { token, caller: caller.clone(), command });
+        token
+    }
+
+    pub(crate) fn reply(&mut self, token: Token) -> Option<Reply> {
+        let at = self.late.iter().position(|(of, _)| *of == token)?;
+        Some(self.late.remove(at).1)
+    }
+
+    pub(crate) fn call(&mut self, caller: &Caller, command: Command) -> Reply {
+        let token = self.send(caller, command);
+        self.reply(token).expect("answered at once")
+    }
+
+    pub(crate) fn admin(&mut self, admin: Admin) {
+        let reply = self.call(&operator(), Command::Admin(Box::new(admin)));
+        assert!(matches!(reply, Reply::Done), "{reply:?}");
+    }
+
+    pub(crate) fn pass(&mut self, millis: u64) {
+        let end = Timestamp(self.now.0 + i64::try_from(millis).unwrap());
+        while let Some(at) = self.engine.next_wakeup().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.input(Input::Tick);
+        }
+        self.now = end;
+        self.input(Input::Tick);
+    }
+
+    pub(crate) fn template(&mut self, name: &str, change: impl FnOnce(&mut TemplateRow)) {
+        let mut row = TemplateRow {
+            name: TemplateName::new(name).unwrap(),
+            driver: Driver::Process,
+            memory_mib: Mib(512),
+            overhead_mib: Mib(0),
+            vcpus: Vcpus(1),
+            stateful: false,
+            rootfs: None,
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            host_labels: BTreeMap::new(),
+            counted: Counted::new(),
+            baked: false,
+            pool: None,
+        };
+        change(&mut row);
+        self.admin(Admin::PutTemplate(row));
+    }
+
+    pub(crate) fn pool(&mut self, name: &str, change: impl FnOnce(&mut PoolSettings)) {
+        let mut settings = PoolSettings::default();
+        change(&mut settings);
+        self.admin(Admin::PutPool(PoolRow { name: pool(name), settings }));
+    }
+
+    pub(crate) fn tenant(&mut self, name: &str, change: impl FnOnce(&mut PlanLimits)) {
+        let mut limits = PlanLimits::default();
+        change(&mut limits);
+        let plan = PlanId::new(&format!("plan-{name}")).unwrap();
+        self.admin(Admin::PutPlan(PlanRow { id: plan.clone(), limits }));
+        let row = TenantRow {
+            id: tenant(name),
+            plan,
+            payment_method: false,
+            payment_method_ever: false,
+            created_at: self.now,
+            overrides: PlanLimits::default(),
+            suspended: None,
+            anchor_day: None,
+        };
+        self.admin(Admin::PutTenant(row));
+    }
+
+    pub(crate) fn heartbeat(&mut self, name: &str, change: impl FnOnce(&mut HostReport)) {
+        let id = host(name);
+        let sequence = self.sequences.entry(id.clone()).or_default();
+        *sequence += 1;
+        let mut report = HostReport {
+            host: id,
+            boot_id: "boot-1".to_owned(),
+            incarnation: None,
+            sequence: *sequence,
+            seen_through: None,
+            heartbeat_at: self.now,
+            uptime_millis: None,
+            pool: pool("local"),
+            region: String::new(),
+            address: Some("http://127.0.0.1:1".to_owned()),
+            labels: BTreeMap::new(),
+            drivers: DriverSet::ALL,
+            cpu_millis_total: MilliCpu(16_000),
+            cpu_millis_used: MilliCpu(0),
+            memory_mib_total: Mib(32 * 1024),
+            memory_mib_used: Mib(1024),
+            memory_admission: None,
+            memory_mib_admittable: Some(8 * 1024),
+            not_admitting: None,
+            starts_in_flight: 0,
+            starts_limit: None,
+            counted: Counted::new(),
+            stream_restore: false,
+            pressure_bp: None,
+            reservations: Vec::new(),
+            guests: Vec::new(),
+            foreign_guests: Vec::new(),
+            complete: true,
+        };
+        change(&mut report);
+        let token = Token(self.number());
+        self.input(Input::Report { token, report: Box::new(report), probe: false });
+        assert!(matches!(self.reply(token), Some(Reply::Heartbeat(_))));
+    }
+
+    pub(crate) fn item(&mut self, memory: u64) -> ReserveItem {
+        let number = self.number();
+        ReserveItem {
+            id: ReservationId(u128::from(number)),
+            key: Arc::from(format!("key-{number}")),
+            body_hash: 1,
+            memory_mib: Mib(memory),
+            vcpus: Vcpus(1),
+            stateful: false,
+            pool: None,
+            priority: 0,
+            criticality: Criticality::Standard,
+            ttl_seconds: None,
+        }
+    }
+
+    pub(crate) fn reserve(&mut self, item: ReserveItem, mode: ReserveMode) -> Command {
+        let decision = DecisionId(u128::from(self.number()));
+        Command::Reserve(Box::new(Reserve { decision, item, mode }))
+    }
+
+    pub(crate) fn create(&mut self, change: impl FnOnce(&mut CreateSandbox)) -> Command {
+        let mut create = CreateSandbox {
+            id: SandboxId(u128::from(self.number())),
+            decision: DecisionId(u128::from(self.number())),
+            key: None,
+            template: TemplateName::new("shell").unwrap(),
+            memory_mib: None,
+            vcpus: None,
+            stateful: None,
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            pool: None,
+            priority: 0,
+            preemptible: true,
+            criticality: Criticality::Standard,
+            on_full: OnFull::Reject,
+            lifecycle: Lifecycle::default(),
+            answered: false,
+        };
+        change(&mut create);
+        Command::Create(Box::new(create))
+    }
+
+    /// Answers the oldest command that has not been answered.
+    pub(crate) fn answer(&mut self, outcome: HostOutcome) -> HostCommand {
+        let (host, command) = self.sent.remove(0);
+        let answered = Box::new(command.clone());
+        self.input(Input::Outcome { host, command: answered, outcome });
+        command
+    }
+
+    /// A sandbox that runs.
+    pub(crate) fn running(&mut self, change: impl FnOnce(&mut CreateSandbox)) -> SandboxId {
+        let command = self.create(change);
+        let reply = self.call(&caller("default"), command);
+        let view = sandbox(&reply);
+        let id = view.row.id;
+        self.answer(HostOutcome::Done);
+        id
+    }
+
+    pub(crate) fn show(&mut self, id: SandboxId) -> SandboxView {
+        sandbox(&self.call(&operator(), Command::Read(Read::Sandbox(id)))).clone()
+    }
+
+    pub(crate) fn decision(&mut self) -> DecisionId {
+        DecisionId(u128::from(self.number()))
+    }
+}
+
+pub(crate) fn sandbox(reply: &Reply) -> &SandboxView {
+    match reply {
+        Reply::Sandbox { view, .. } => view,
+        other => panic!("no sandbox: {other:?}"),
+    }
+}
+
+pub(crate) fn refusal(reply: &Reply) -> &Refusal {
+    match reply {
+        Reply::Refused(refusal) => refusal,
+        other => panic!("no refusal: {other:?}"),
+    }
+}
+
+pub(crate) fn guest(id: impl Into<Guest>, status: GuestStatus, charge: u64) -> GuestReport {
+    let Guest(id) = id.into();
+    GuestReport {
+        id,
+        attempt: 1,
+        status,
+        memory_mib: Mib(512),
+        resident_mib: Some(Mib(charge)),
+        charge_mib: Mib(charge),
+        measured: true,
+        cpu_millis_total_used: 0,
+        egress_bytes_total: 0,
+        last_active_at: None,
+        exit_code: None,
+        reason: None,
+    }
+}
+
+pub(crate) struct Guest(ClaimId);
+
+impl From<SandboxId> for Guest {
+    fn from(id: SandboxId) -> Self {
+        Self(ClaimId::Sandbox(id))
+    }
+}
+
+impl From<ReservationId> for Guest {
+    fn from(id: ReservationId) -> Self {
+        Self(ClaimId::Reservation(id))
+    }
+}
