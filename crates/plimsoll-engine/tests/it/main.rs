@@ -1,4 +1,5 @@
 //! The engine driven by hand, in virtual time.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod bed;
 mod reservations;
