@@ -16,6 +16,9 @@ use locate::locate;
 /// The header that makes a create idempotent.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "Idempotency-Key";
 
+/// The header by which an operator's key acts for a tenant other than the default one.
+pub const TENANT_HEADER: &str = "Plimsoll-Tenant";
+
 /// Most characters of a refused value that an error repeats: enough to recognise it, too few to
 /// flood a log.
 const GIVEN_LENGTH_MAX: usize = 80;

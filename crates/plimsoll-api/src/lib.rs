@@ -33,7 +33,8 @@ pub use edit::Patch;
 pub use explain::{CheckLine, ExplainRequest, Explanation, HostLine, Verdict};
 pub use host::{Guest, Heartbeat, HeartbeatDefaults};
 pub use input::{
-    Body, FieldError, IDEMPOTENCY_KEY_HEADER, check_idempotency_key, parse, parse_or_default,
+    Body, FieldError, IDEMPOTENCY_KEY_HEADER, TENANT_HEADER, check_idempotency_key, parse,
+    parse_or_default,
 };
 pub use page::{ListQuery, PAGE_LIMIT_DEFAULT, Page, Pairs, WaitQuery};
 pub use plan::{
