@@ -1,4 +1,5 @@
 //! The client against a small server on loopback.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stop where a test cannot go on")]
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
