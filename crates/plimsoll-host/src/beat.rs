@@ -1,6 +1,6 @@
 //! When the cell hears of the host: regularly, and at once when something large has changed.
 
-use plimsoll_types::Millis;
+use plimsoll_types::{HostReport, Millis};
 
 use crate::config::HostConfig;
 use crate::effect::HostEffect;
@@ -16,20 +16,18 @@ const LARGE_SHARE: i64 = 20;
 /// ... and by less than this never is: one small guest more or less.
 const LARGE_FLOOR_MIB: i64 = 64;
 
-/// One report, as far as its answer needs it.
+/// One heartbeat, as far as its answer and the next need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reported {
+struct Sent {
     sequence: u64,
     seen_through: u64,
     admittable: Option<i64>,
+    at: Millis,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Beat {
-    /// The last report that was made, for whomever.
-    made: Option<Reported>,
-    /// The last report that was sent to the cell, and when.
-    sent: Option<(Reported, Millis)>,
+    sent: Option<Sent>,
     in_flight: bool,
     /// Asked for and not sent yet.
     asked: bool,
@@ -44,20 +42,16 @@ impl Beat {
         self.wanted = true;
     }
 
-    pub(crate) fn made(&mut self, sequence: u64, seen_through: u64, admittable: Option<i64>) {
-        self.made = Some(Reported { sequence, seen_through, admittable });
-    }
-
-    pub(crate) fn sent(&mut self, sequence: u64, now: HostTime) {
+    fn sent(&mut self, report: &HostReport, now: HostTime) {
         self.asked = false;
         self.in_flight = true;
         self.wanted = false;
-        let reported = self.made.filter(|made| made.sequence == sequence).unwrap_or(Reported {
-            sequence,
-            seen_through: 0,
-            admittable: None,
+        self.sent = Some(Sent {
+            sequence: report.sequence,
+            seen_through: report.seen_through.unwrap_or(0),
+            admittable: report.memory_mib_admittable,
+            at: now.uptime,
         });
-        self.sent = Some((reported, now.uptime));
     }
 
     /// The highest command number that the answered report accounted for; `None` when the answer
@@ -66,9 +60,7 @@ impl Beat {
         self.in_flight = false;
         self.failures = 0;
         self.failed_at = None;
-        self.sent
-            .filter(|(reported, _)| reported.sequence == sequence)
-            .map(|(reported, _)| reported.seen_through)
+        self.sent.filter(|sent| sent.sequence == sequence).map(|sent| sent.seen_through)
     }
 
     pub(crate) fn failed(&mut self, now: HostTime) {
@@ -90,17 +82,20 @@ impl Beat {
         }
         Some(match self.sent {
             None => Millis::ZERO,
-            Some((_, at)) if self.wanted => later(at, config.heartbeat_gap),
-            Some((_, at)) => later(at, config.heartbeat),
+            Some(sent) if self.wanted => later(sent.at, config.heartbeat_gap),
+            Some(sent) => later(sent.at, config.heartbeat),
         })
-    }
-
-    fn admittable_sent(&self) -> Option<i64> {
-        self.sent.and_then(|(reported, _)| reported.admittable)
     }
 }
 
 impl Host {
+    /// The report that goes to the cell now.
+    pub fn heartbeat(&mut self, now: HostTime) -> HostReport {
+        let report = self.report(now);
+        self.beat.sent(&report, now);
+        report
+    }
+
     /// Asks for a heartbeat where one is due: regularly, and earlier when what the host admits has
     /// moved by much since the cell last heard of it.
     pub(crate) fn consider_heartbeat(&mut self, now: HostTime, out: &mut Vec<HostEffect>) {
@@ -109,7 +104,7 @@ impl Host {
         }
         if !self.beat.wanted {
             let account = self.account(now).ok().filter(|_| !self.gate.is_shut());
-            let moved = match (account, self.beat.admittable_sent()) {
+            let moved = match (account, self.beat.sent.and_then(|sent| sent.admittable)) {
                 (None, None) => false,
                 (Some(account), Some(sent)) => {
                     let large = (account.budget / LARGE_SHARE).max(LARGE_FLOOR_MIB);

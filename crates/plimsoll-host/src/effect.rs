@@ -1,6 +1,6 @@
 //! What the host's state machine wants done.
 
-use plimsoll_types::{GuestSpec, HostOutcome, Mib, PauseKind, SandboxId};
+use plimsoll_types::{Driver, GuestSpec, HostOutcome, Mib, PauseKind, SandboxId};
 
 use crate::input::Token;
 use crate::journal::JournalEntry;
@@ -24,8 +24,8 @@ pub enum HostEffect {
         /// How it came out.
         outcome: HostOutcome,
     },
-    /// Make a report and send it to the cell; [`crate::HostInput::HeartbeatSent`] and then
-    /// `HeartbeatAnswered` or `HeartbeatFailed` come back.
+    /// Send [`crate::Host::heartbeat`] to the cell; [`crate::HostInput::HeartbeatAnswered`] or
+    /// `HeartbeatFailed` comes back.
     HeartbeatNow,
     /// Tell people.
     Event(HostEvent),
@@ -40,6 +40,9 @@ pub struct DriverCall {
     pub id: SandboxId,
     /// Its attempt.
     pub attempt: u32,
+    /// Whose business it is; `None` for a leftover of which only the name is known, which every
+    /// driver is to end.
+    pub driver: Option<Driver>,
     /// What to do.
     pub op: DriverOp,
 }

@@ -131,6 +131,12 @@ impl Host {
         self.guests.get(&id).map(|guest| &*guest.spec)
     }
 
+    /// How many guests there are, those at rest included.
+    #[must_use]
+    pub fn guest_count(&self) -> usize {
+        self.guests.len()
+    }
+
     /// Guests with a process, and so with something to measure.
     pub fn measurable(&self) -> impl Iterator<Item = &GuestSpec> {
         self.guests.values().filter(|guest| guest.phase.holds_memory()).map(|guest| &*guest.spec)
@@ -171,7 +177,6 @@ impl Host {
                 out.push(HostEffect::Journal(JournalEntry::Registered { incarnation }));
                 self.beat.want();
             }
-            HostInput::HeartbeatSent { sequence } => self.beat.sent(sequence, now),
             HostInput::HeartbeatAnswered { sequence, answer } => {
                 let seen_through = self.beat.answered(sequence);
                 self.answered(now, seen_through, *answer, out);
@@ -203,7 +208,8 @@ impl Host {
     /// Sends a driver call for a guest that is in `guests`, and makes it the one whose answer
     /// counts.
     pub(crate) fn call(&mut self, id: SandboxId, op: DriverOp, out: &mut Vec<HostEffect>) {
-        let Some(attempt) = self.guests.get(&id).map(|guest| guest.spec.attempt) else { return };
+        let Some(spec) = self.guests.get(&id).map(|guest| &guest.spec) else { return };
+        let (attempt, driver) = (spec.attempt, Some(spec.driver));
         let call = self.number_call(id, attempt);
         if let Some(guest) = self.guests.get_mut(&id) {
             guest.early_exit = None;
@@ -212,7 +218,7 @@ impl Host {
                 self.calls.remove(&overtaken);
             }
         }
-        out.push(HostEffect::Driver(DriverCall { call, id, attempt, op }));
+        out.push(HostEffect::Driver(DriverCall { call, id, attempt, driver, op }));
     }
 
     /// Ends what is left of an attempt that is no guest's any more.
@@ -227,7 +233,8 @@ impl Host {
             act: Act::End,
             reason: None,
         }));
-        out.push(HostEffect::Driver(DriverCall { call, id, attempt, op: DriverOp::End }));
+        let (driver, op) = (None, DriverOp::End);
+        out.push(HostEffect::Driver(DriverCall { call, id, attempt, driver, op }));
     }
 
     fn driver_done(

@@ -73,19 +73,14 @@ pub enum HostInput {
         /// The place; grows with each start.
         incarnation: u64,
     },
-    /// The report of this sequence number was sent to the cell.
-    HeartbeatSent {
-        /// Which report.
-        sequence: u64,
-    },
-    /// The cell has answered it.
+    /// The cell has answered a heartbeat.
     HeartbeatAnswered {
         /// Which report.
         sequence: u64,
         /// What it said.
         answer: Box<HeartbeatAnswer>,
     },
-    /// No cell took it.
+    /// No cell took the heartbeat.
     HeartbeatFailed,
     /// Time has passed: see [`crate::Host::next_wake`].
     Tick,

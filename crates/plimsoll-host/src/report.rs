@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::time::HostTime;
 
 impl Host {
-    /// The host as it stands now, for a heartbeat or for somebody who asks.
+    /// The host as it stands now, for somebody who asks; see [`Host::heartbeat`].
     ///
     /// The report accounts for every command that has reached the host: it states the highest
     /// number, and from here on no lower one is acted on.
@@ -19,7 +19,6 @@ impl Host {
             Ok(account) => (Some(account.admittable), None),
             Err(reason) => (None, Some(bounded(reason))),
         };
-        self.beat.made(self.sequence, seen_through, memory_mib_admittable);
 
         let regime = self.regime();
         let mut guests: Vec<GuestReport> =

@@ -14,8 +14,7 @@ fn see(rig: &mut Rig, used: u64, guests: &[(u128, u64)]) {
 }
 
 fn tell(rig: &mut Rig, reservations: Vec<HostReservation>) {
-    let report = rig.host.report(rig.now);
-    rig.input(HostInput::HeartbeatSent { sequence: report.sequence });
+    let report = rig.host.heartbeat(rig.now);
     let answer = HeartbeatAnswer { accepted: true, reservations, ..HeartbeatAnswer::default() };
     rig.input(HostInput::HeartbeatAnswered { sequence: report.sequence, answer: Box::new(answer) });
 }

@@ -361,10 +361,9 @@ impl World {
     }
 
     fn beat(&mut self, heard: bool, unexpected: bool) {
-        let report = self.host.report(self.now);
+        let report = self.host.heartbeat(self.now);
         self.published = report.seen_through.unwrap();
         let sequence = report.sequence;
-        self.input(HostInput::HeartbeatSent { sequence }, None);
         if heard {
             let unexpected_guests = if unexpected {
                 report.guests.iter().map(|guest| guest.id.to_string()).take(1).collect()

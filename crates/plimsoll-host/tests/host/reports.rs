@@ -4,8 +4,7 @@ use plimsoll_types::{Fence, GuestStatus, HeartbeatAnswer, PauseKind, Regime, San
 use crate::rig::{Rig, config, end, sample, spec, start};
 
 fn beat(rig: &mut Rig, answer: HeartbeatAnswer) {
-    let report = rig.host.report(rig.now);
-    rig.input(HostInput::HeartbeatSent { sequence: report.sequence });
+    let report = rig.host.heartbeat(rig.now);
     rig.input(HostInput::HeartbeatAnswered { sequence: report.sequence, answer: Box::new(answer) });
 }
 
@@ -53,8 +52,7 @@ fn an_unheard_heartbeat_is_repeated_soon_and_then_less_often() {
     let mut rig = Rig::new(config());
     let mut waits = Vec::new();
     for _ in 0..6 {
-        let report = rig.host.report(rig.now);
-        rig.input(HostInput::HeartbeatSent { sequence: report.sequence });
+        rig.host.heartbeat(rig.now);
         rig.input(HostInput::HeartbeatFailed);
         let due = rig.host.next_wake().unwrap().0;
         waits.push(due - rig.now.uptime.0);
@@ -124,8 +122,7 @@ fn an_answer_says_nothing_about_a_guest_that_its_report_did_not_know() {
     let mut rig = Rig::new(config());
     rig.run(spec(1));
     let named = HeartbeatAnswer { unexpected_guests: vec![SandboxId(2).to_string()], ..accepted() };
-    let report = rig.host.report(rig.now);
-    rig.input(HostInput::HeartbeatSent { sequence: report.sequence });
+    let report = rig.host.heartbeat(rig.now);
     // Meanwhile the very guest is started.
     rig.run(spec(2));
     rig.input(HostInput::HeartbeatAnswered { sequence: report.sequence, answer: Box::new(named) });
