@@ -12,6 +12,7 @@ mod edit;
 mod explain;
 mod host;
 mod input;
+mod openapi;
 mod page;
 mod plan;
 mod policy;
@@ -19,6 +20,7 @@ mod pool;
 mod problem;
 mod quota;
 mod reservation;
+mod routes;
 mod sandbox;
 mod schema;
 mod secret;
@@ -36,6 +38,7 @@ pub use input::{
     Body, FieldError, IDEMPOTENCY_KEY_HEADER, TENANT_HEADER, check_idempotency_key, parse,
     parse_or_default,
 };
+pub use openapi::document;
 pub use page::{ListQuery, PAGE_LIMIT_DEFAULT, Page, Pairs, WaitQuery};
 pub use plan::{
     BurstLimit, ConcurrencyLimits, ConcurrencyPatch, ConsumptionLimits, ConsumptionPatch,
@@ -58,6 +61,9 @@ pub use quota::{
 pub use reservation::{
     CommitReservation, DryRun, RenewReservation, Reservation, ReservationBatch, ReservationState,
     Reservations, ReserveMode, ReserveRequest,
+};
+pub use routes::{
+    Access, AnswerBody, Kind, Method, Parameter, ROUTES, RequestBody, Route, Service,
 };
 pub use sandbox::{
     CreateSandbox, Env, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, PatchSandbox,
