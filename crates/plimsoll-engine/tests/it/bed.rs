@@ -27,7 +27,6 @@ pub(crate) struct Bed {
     sequences: BTreeMap<HostId, u64>,
     /// Replies that came without being waited for.
     pub(crate) late: Vec<(Token, Reply)>,
-    pub(crate) epoch: u64,
 }
 
 pub(crate) fn host(name: &str) -> HostId {
@@ -67,7 +66,6 @@ impl Bed {
             probes: Vec::new(),
             sequences: BTreeMap::new(),
             late: Vec::new(),
-            epoch,
         };
         bed.take(out);
         bed.template("shell", |_| {});
