@@ -128,7 +128,7 @@ CREATE TABLE sandboxes (
     slot_released INTEGER,
     idled INTEGER,
     resume_requested_at_millis INTEGER,
-    protected_until_at_millis INTEGER,
+    brought_in_at_millis INTEGER,
     preempted_for TEXT,
     queued_at_millis INTEGER,
     created_at_millis INTEGER,
@@ -140,6 +140,7 @@ CREATE TABLE sandboxes (
     resident_mib INTEGER,
     measured INTEGER,
     decision_id TEXT,
+    body_hash INTEGER,
     key TEXT,
     labels TEXT,
     spec TEXT
@@ -170,7 +171,7 @@ CREATE TABLE sandboxes_ended (
     slot_released INTEGER,
     idled INTEGER,
     resume_requested_at_millis INTEGER,
-    protected_until_at_millis INTEGER,
+    brought_in_at_millis INTEGER,
     preempted_for TEXT,
     queued_at_millis INTEGER,
     created_at_millis INTEGER,
@@ -182,6 +183,7 @@ CREATE TABLE sandboxes_ended (
     resident_mib INTEGER,
     measured INTEGER,
     decision_id TEXT,
+    body_hash INTEGER,
     key TEXT,
     labels TEXT,
     spec TEXT

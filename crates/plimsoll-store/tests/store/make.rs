@@ -277,7 +277,7 @@ impl Make {
             slot_released: self.flag(),
             idled: self.flag(),
             resume_requested_at: self.maybe(Self::time),
-            protected_until: self.maybe(Self::time),
+            brought_in_at: self.maybe(Self::time),
             preempted_for: self.maybe(|make| SandboxId(make.u128())),
             queued_at: self.time(),
             created_at: self.time(),
@@ -289,6 +289,7 @@ impl Make {
             resident_mib: self.maybe(|make| Mib(make.number())),
             measured: self.flag(),
             decision_id: DecisionId(self.u128()),
+            body_hash: self.next(),
         }
     }
 

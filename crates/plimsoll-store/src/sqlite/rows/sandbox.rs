@@ -133,7 +133,7 @@ impl SqlRow for SandboxRow {
         "slot_released",
         "idled",
         "resume_requested_at_millis",
-        "protected_until_at_millis",
+        "brought_in_at_millis",
         "preempted_for",
         "queued_at_millis",
         "created_at_millis",
@@ -145,6 +145,7 @@ impl SqlRow for SandboxRow {
         "resident_mib",
         "measured",
         "decision_id",
+        "body_hash",
         "key",
         "labels",
         "spec",
@@ -175,7 +176,7 @@ impl SqlRow for SandboxRow {
             slot_released,
             idled,
             resume_requested_at,
-            protected_until,
+            brought_in_at,
             preempted_for,
             queued_at,
             created_at,
@@ -187,6 +188,7 @@ impl SqlRow for SandboxRow {
             resident_mib,
             measured,
             decision_id,
+            body_hash,
         } = self;
         to.id(id)?;
         to.text(tenant.as_str())?;
@@ -211,7 +213,7 @@ impl SqlRow for SandboxRow {
         to.flag(*slot_released)?;
         to.flag(*idled)?;
         to.maybe_time(*resume_requested_at)?;
-        to.maybe_time(*protected_until)?;
+        to.maybe_time(*brought_in_at)?;
         to.maybe_id(preempted_for.as_ref())?;
         to.time(*queued_at)?;
         to.time(*created_at)?;
@@ -223,6 +225,7 @@ impl SqlRow for SandboxRow {
         to.maybe_uint(resident_mib.map(Mib::get))?;
         to.flag(*measured)?;
         to.id(decision_id)?;
+        to.uint(*body_hash)?;
         bind_spec(spec, to)
     }
 
@@ -250,7 +253,7 @@ impl SqlRow for SandboxRow {
             slot_released: cells.flag()?,
             idled: cells.flag()?,
             resume_requested_at: cells.maybe_time()?,
-            protected_until: cells.maybe_time()?,
+            brought_in_at: cells.maybe_time()?,
             preempted_for: cells.maybe_parse()?,
             queued_at: cells.time()?,
             created_at: cells.time()?,
@@ -262,6 +265,7 @@ impl SqlRow for SandboxRow {
             resident_mib: cells.maybe_uint()?.map(Mib),
             measured: cells.flag()?,
             decision_id: cells.parse()?,
+            body_hash: cells.uint()?,
             spec: Arc::new(read_spec(cells)?),
         })
     }
