@@ -111,7 +111,7 @@ pub fn parse_or_default<T: Body + Default>(bytes: &[u8]) -> Result<T, FieldError
 /// Turns serde's error into one that names the field.
 fn explain(bytes: &[u8], error: &serde_json::Error) -> FieldError {
     let message = error.to_string();
-    let message = message.split(" at line ").next().unwrap_or_default();
+    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(said, _)| said);
     let place = locate(bytes, error.line(), error.column());
     if !error.is_data() {
         let field = if place.path.is_empty() { "body" } else { &place.path };
@@ -122,7 +122,7 @@ fn explain(bytes: &[u8], error: &serde_json::Error) -> FieldError {
         return FieldError::new(join(&place.container, quoted()), "nothing", "a value");
     }
     if message.starts_with("unknown field") {
-        let known = message.split_once(", expected ").map_or("no field", |(_, known)| known);
+        let known = message.rsplit_once(", expected ").map_or("no field", |(_, known)| known);
         let known = known.trim_start_matches("one of ");
         return FieldError::new(
             join(&place.container, quoted()),
@@ -133,20 +133,40 @@ fn explain(bytes: &[u8], error: &serde_json::Error) -> FieldError {
     if message.starts_with("duplicate field") {
         return FieldError::new(join(&place.container, quoted()), "a second value", "one value");
     }
-    let field = if place.path.is_empty() { "body".to_owned() } else { place.path };
+    // The parser places a wrong type at its value. One at the end of an object was found only
+    // after all of it had been read, as tagged bodies are: there is no telling where it stood.
+    let lost = place.at_end && message.starts_with("invalid ");
+    if lost {
+        return FieldError::new("body", "something in it", allowed(message));
+    }
+    if place.path.is_empty() {
+        return FieldError::new("body", place.given, allowed(message));
+    }
+    let field = place.path;
     let expected = Bound::of(&field).map_or_else(|| allowed(message), |bound| bound.to_string());
     let expected = if is_secret(&field) { "text".into() } else { expected };
     FieldError::new(field, place.given, expected)
 }
 
-/// The part of a parser's message that says what is allowed.
+/// The part of a parser's message that says what is allowed. It comes last: what the caller gave
+/// stands before it, and may hold anything.
 pub(crate) fn allowed(message: &str) -> String {
-    for (mark, lead) in [(", expected ", ""), (" is no name: ", ""), (" is none of ", "one of ")] {
-        if let Some((_, rest)) = message.split_once(mark) {
+    for (mark, lead) in [(" is no name: ", ""), (" is none of ", "one of ")] {
+        if let Some((_, rest)) = message.rsplit_once(mark) {
             return format!("{lead}{rest}");
         }
     }
-    message.trim_start_matches("expected ").to_owned()
+    let expected = message.rsplit_once(", expected ").map_or(message, |(_, expected)| expected);
+    let expected = expected.trim_start_matches("expected ").replace('`', "");
+    match expected.as_str() {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "an integer of at least 0".to_owned(),
+        "i8" | "i16" | "i32" | "i64" => "an integer".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "an object".to_owned(),
+        "a borrowed string" => "a string".to_owned(),
+        other if other.starts_with("struct ") => "an object".to_owned(),
+        _ => expected,
+    }
 }
 
 fn join(parent: &str, name: &str) -> String {

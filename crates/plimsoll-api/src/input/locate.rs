@@ -6,12 +6,15 @@ const DEPTH_MAX: usize = 32;
 /// What stands at a place of a JSON text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Path of the value that ends or begins there; empty for the whole text.
+    /// Path of the value that ends or begins there, or that came last in the object or list that
+    /// ends there; empty for the whole text.
     pub(super) path: String,
     /// Path of the object or list around it, or of the one that has just ended.
     pub(super) container: String,
     /// The value's own text; for an object or a list, the word.
     pub(super) given: String,
+    /// Whether the place is the end of an object or list.
+    pub(super) at_end: bool,
 }
 
 enum Step {
@@ -34,6 +37,17 @@ pub(super) fn locate(text: &[u8], line: usize, column: usize) -> Place {
     Walk::new(text, start.saturating_add(column).min(text.len())).run()
 }
 
+/// The token that was read last. What it does to the stacks is done when the next one comes, so
+/// that at the end they still lead to it, and only then are they made into text.
+#[derive(Clone, Copy)]
+enum Last {
+    Nothing,
+    Key,
+    Value { start: usize, end: usize },
+    Open { object: bool },
+    Close,
+}
+
 struct Walk<'a> {
     text: &'a [u8],
     at: usize,
@@ -42,121 +56,144 @@ struct Walk<'a> {
     steps: Vec<Step>,
     /// For each open container: whether it is an object.
     open: Vec<bool>,
-    place: Place,
+    /// Whether the next text is a key.
+    key_next: bool,
+    last: Last,
 }
 
 impl<'a> Walk<'a> {
     fn new(text: &'a [u8], end: usize) -> Self {
-        Self { text, at: 0, end, steps: Vec::new(), open: Vec::new(), place: Place::default() }
+        let (steps, open) = (Vec::new(), Vec::new());
+        Self { text, at: 0, end, steps, open, key_next: false, last: Last::Nothing }
     }
 
     fn run(mut self) -> Place {
-        let mut key_next = false;
+        // Where the text ends with the end of a container, the value in question is the last one
+        // in it: what a type says about a text of its own is placed there.
+        let mut inside = None;
         while self.at < self.end {
-            match self.text[self.at] {
-                open @ (b'{' | b'[') => {
-                    self.note(if open == b'{' { "an object" } else { "a list" }.into());
-                    self.open.push(open == b'{');
-                    key_next = open == b'{';
-                    if open == b'[' {
-                        self.steps.push(Step::Index(0));
-                    }
+            let byte = self.text[self.at];
+            if byte.is_ascii_whitespace() || byte == b':' {
+                self.at += 1;
+                continue;
+            }
+            if matches!(byte, b'}' | b']') && self.at + 1 >= self.end {
+                inside = Some(self.place());
+            }
+            self.settle();
+            let start = self.at;
+            self.last = match byte {
+                b'{' | b'[' => {
                     self.at += 1;
-                    self.place.container = self.container();
+                    Last::Open { object: byte == b'{' }
                 }
                 b'}' | b']' => {
-                    self.place.container = self.container();
-                    let was_object = self.open.pop().unwrap_or(true);
-                    if !was_object {
-                        self.steps.pop();
-                    }
-                    self.close_value();
-                    key_next = false;
                     self.at += 1;
+                    Last::Close
                 }
                 b',' => {
-                    key_next = self.open.last() == Some(&true);
-                    if let (false, Some(Step::Index(index))) = (key_next, self.steps.last_mut()) {
+                    self.at += 1;
+                    self.key_next = self.in_object();
+                    if let (false, Some(Step::Index(index))) =
+                        (self.key_next, self.steps.last_mut())
+                    {
                         *index += 1;
                     }
-                    self.at += 1;
+                    Last::Nothing
                 }
                 b'"' => {
-                    let start = self.at;
                     self.skip_string();
                     let token = &self.text[start..self.at];
-                    self.place.container = self.container();
-                    if key_next {
-                        key_next = false;
+                    if std::mem::take(&mut self.key_next) {
                         let key = serde_json::from_slice(token)
                             .unwrap_or_else(|_| String::from_utf8_lossy(token).into_owned());
                         self.steps.push(Step::Key(key));
-                        self.note(String::new());
+                        Last::Key
                     } else {
-                        self.note(String::from_utf8_lossy(token).into_owned());
-                        self.close_value();
+                        Last::Value { start, end: self.at }
                     }
                 }
-                b':' => self.at += 1,
-                byte if byte.is_ascii_whitespace() => self.at += 1,
                 _ => {
-                    let start = self.at;
-                    while self.at < self.text.len()
-                        && !matches!(self.text[self.at], b',' | b'}' | b']' | b':')
-                        && !self.text[self.at].is_ascii_whitespace()
-                    {
+                    while self.text.get(self.at).is_some_and(|byte| {
+                        !byte.is_ascii_whitespace() && !matches!(byte, b',' | b'}' | b']' | b':')
+                    }) {
                         self.at += 1;
                     }
-                    self.place.container = self.container();
-                    self.note(String::from_utf8_lossy(&self.text[start..self.at]).into_owned());
-                    self.close_value();
+                    Last::Value { start, end: self.at }
                 }
-            }
+            };
         }
-        self.place
+        let place = self.place();
+        match inside {
+            Some(inside) => Place { container: place.container, at_end: true, ..inside },
+            None => place,
+        }
     }
 
-    /// Remembers the value under way as the last one seen.
-    fn note(&mut self, given: String) {
-        self.place.path = path(&self.steps);
-        self.place.given = given;
+    /// Does to the stacks what the last token does.
+    fn settle(&mut self) {
+        match self.last {
+            Last::Nothing | Last::Key => {}
+            Last::Value { .. } => self.close_value(),
+            Last::Open { object } => {
+                self.open.push(object);
+                self.key_next = object;
+                if !object {
+                    self.steps.push(Step::Index(0));
+                }
+            }
+            Last::Close => {
+                if self.open.pop() == Some(false) {
+                    self.steps.pop();
+                }
+                self.close_value();
+            }
+        }
+    }
+
+    fn in_object(&self) -> bool {
+        self.open.last() == Some(&true)
     }
 
     /// A value of an object has ended: its key no longer leads anywhere.
     fn close_value(&mut self) {
-        if self.open.last() == Some(&true) {
+        if self.in_object() && matches!(self.steps.last(), Some(Step::Key(_))) {
             self.steps.pop();
         }
     }
 
-    fn container(&self) -> String {
-        match self.open.last() {
-            Some(true) => path(&self.steps[..self.object_depth()]),
-            _ => path(&self.steps[..self.steps.len().saturating_sub(1)]),
-        }
-    }
-
-    /// Steps that lead to the innermost open object: all but a key that is under way.
-    fn object_depth(&self) -> usize {
-        let lists = self.open.iter().filter(|object| !**object).count();
-        let keys_of_parents =
-            self.open.iter().skip(1).zip(&self.open).filter(|(_, parent)| **parent);
-        (lists + keys_of_parents.count()).min(self.steps.len())
+    fn place(&self) -> Place {
+        let whole = self.steps.as_slice();
+        let around = &whole[..whole.len().saturating_sub(1)];
+        let container = match self.last {
+            Last::Open { .. } => whole,
+            Last::Close | Last::Nothing if self.in_object() => whole,
+            _ => around,
+        };
+        let given = match self.last {
+            Last::Value { start, end } => {
+                String::from_utf8_lossy(&self.text[start..end]).into_owned()
+            }
+            Last::Open { object: true } => "an object".to_owned(),
+            Last::Open { object: false } => "a list".to_owned(),
+            Last::Nothing | Last::Key | Last::Close => String::new(),
+        };
+        Place { path: path(whole), container: path(container), given, at_end: false }
     }
 
     fn skip_string(&mut self) {
         self.at += 1;
-        while self.at < self.text.len() {
-            match self.text[self.at] {
+        while let Some(byte) = self.text.get(self.at) {
+            match byte {
                 b'\\' => self.at += 2,
                 b'"' => {
                     self.at += 1;
-                    return;
+                    break;
                 }
                 _ => self.at += 1,
             }
         }
-        self.at = self.text.len();
+        self.at = self.at.min(self.text.len());
     }
 }
 
@@ -200,6 +237,15 @@ mod tests {
     #[test]
     fn containers_and_their_ends_are_places_too() {
         let text = r#"{"a": {"b": {}}, "c": [1, [2, 3]]}"#;
+        assert_eq!(at(text, r#""a": {"#).given, "an object");
+        assert_eq!(at(text, r#""c": ["#).given, "a list");
+        assert_eq!(at(text, r#""b": {}}"#).container, "a");
+        let last = r#"{"a": {"b": "x"}, "c": ["y"]}"#;
+        assert_eq!(
+            (at(last, r#""x"}"#).path, at(last, r#""x"}"#).container),
+            ("a.b".into(), "a".into())
+        );
+        assert_eq!(at(last, r#""y"]"#).path, "c[0]");
         assert_eq!(at(text, r#""a": {"#).path, "a");
         assert_eq!(at(text, r#""b": {}"#).container, "a.b");
         assert_eq!(at(text, "3").path, "c[1][1]");

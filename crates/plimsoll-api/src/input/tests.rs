@@ -90,6 +90,34 @@ fn words_and_names_say_what_is_allowed() {
 }
 
 #[test]
+fn bounds_speak_of_json_and_not_of_types() {
+    let beat = |sequence: &str, guests: &str| {
+        let body = format!(
+            r#"{{"boot_id": "b", "memory_mib_total": 1, "sequence": {sequence}, "guests": {guests}}}"#
+        );
+        about::<Heartbeat>(&body)
+    };
+    assert_eq!(beat("-1", "[]"), ("sequence".into(), "an integer of at least 0".into()));
+    assert_eq!(beat("1", "{}"), ("guests".into(), "a list".into()));
+    assert_eq!(beat("1", "[7]"), ("guests[0]".into(), "an object".into()));
+    let body = r#"{"key": "k", "memory_mib": 1, "vcpus": 1, "mode": "maybe"}"#;
+    assert_eq!(
+        about::<ReserveRequest>(body),
+        ("mode".into(), "one of reject, wait, dry_run".into())
+    );
+    let body = r#"{"template": "a", "labels": ["x"]}"#;
+    assert_eq!(about::<CreateSandbox>(body), ("labels".into(), "an object".into()));
+}
+
+#[test]
+fn a_field_of_a_tagged_body_is_not_guessed() {
+    let body = r#"{"fence": {"epoch": 1, "number": 1}, "op": "resume", "attempt": -1,
+                   "id": "sbx_00000000000000000000000001", "deadline_uptime_millis": 5}"#;
+    let error = refused::<plimsoll_types::HostCommand>(body);
+    assert_eq!((error.field.as_str(), error.bound.as_str()), ("body", "an integer of at least 0"));
+}
+
+#[test]
 fn environment_values_reach_no_error() {
     for env in [
         r#"{"TOKEN": 12345678}"#,
