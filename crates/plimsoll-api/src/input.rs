@@ -23,6 +23,10 @@ pub const TENANT_HEADER: &str = "Plimsoll-Tenant";
 /// flood a log.
 const GIVEN_LENGTH_MAX: usize = 80;
 
+/// Most characters of a field's path in an error: names are the caller's own where they are
+/// unknown, and may be of any length.
+const FIELD_LENGTH_MAX: usize = 200;
+
 /// Bad input: which field, what stood there, and what may stand there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {given} is refused; expected {bound}")]
@@ -44,8 +48,12 @@ impl FieldError {
         bound: impl Into<String>,
     ) -> Self {
         let field = field.into();
-        let given = if is_secret(&field) { "a hidden value".into() } else { shorten(&given) };
-        Self { field, given, bound: bound.into() }
+        let given = if is_secret(&field) {
+            "a hidden value".to_owned()
+        } else {
+            shorten(&given, GIVEN_LENGTH_MAX)
+        };
+        Self { field: shorten(&field, FIELD_LENGTH_MAX), given, bound: bound.into() }
     }
 
     /// The same error about a field inside `parent`.
@@ -61,9 +69,9 @@ fn is_secret(field: &str) -> bool {
     field.split('.').any(|part| matches!(part, "env" | "secret"))
 }
 
-fn shorten(given: &impl std::fmt::Display) -> String {
+fn shorten(given: &impl std::fmt::Display, length_max: usize) -> String {
     let text = given.to_string();
-    match text.char_indices().nth(GIVEN_LENGTH_MAX) {
+    match text.char_indices().nth(length_max) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }

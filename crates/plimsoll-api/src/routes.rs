@@ -249,7 +249,7 @@ pub struct Route {
     pub method: Method,
     /// The path, parameters in braces.
     pub path: &'static str,
-    /// The operation's id, which is also the client's method for it.
+    /// The operation's id; the client's method for it has the same name, where there is one.
     pub id: &'static str,
     /// Who serves it.
     pub service: Service,

@@ -173,4 +173,7 @@ fn long_values_are_cut_in_errors() {
     let long = "é".repeat(500);
     let error = FieldError::new("labels", &long, "less");
     assert_eq!(error.given.chars().count(), GIVEN_LENGTH_MAX + 3);
+    let body = format!(r#"{{"template": "a", "{long}": 1}}"#);
+    let error = refused::<CreateSandbox>(&body);
+    assert_eq!(error.field.chars().count(), FIELD_LENGTH_MAX + 3);
 }

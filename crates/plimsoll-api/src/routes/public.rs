@@ -16,22 +16,38 @@ pub(super) const PUBLIC: &[Route] = &[
         "create_sandbox",
         Tenant,
         Admit,
-        "Create a sandbox: 201 once it runs or with `async`, 202 where it is queued, 200 where the key has made it before",
+        "Create a sandbox: 201, 202 where it is queued, 200 where its key made it before",
         &[(201, One("Sandbox")), (202, One("Sandbox")), (200, One("Sandbox"))],
     )
     .body("CreateSandbox")
     .query(ASYNC)
     .keyed(),
-    route(Get, "/v1/sandboxes", "sandboxes", Tenant, Read, "List sandboxes", &[(200, Page("Sandbox"))])
-        .query(&[
-            parameter("status", "string", "Only this state.").repeats(),
-            parameter("pool", "string", "Only this pool."),
-            parameter("label", "string", "Only with this label, as `key:value`.").repeats(),
-            OF_TENANT,
-            LIMIT,
-            CURSOR,
-        ]),
-    route(Get, "/v1/sandboxes/{id}", "sandbox", Tenant, Read, "Show a sandbox", &[(200, One("Sandbox"))]),
+    route(
+        Get,
+        "/v1/sandboxes",
+        "sandboxes",
+        Tenant,
+        Read,
+        "List sandboxes",
+        &[(200, Page("Sandbox"))],
+    )
+    .query(&[
+        parameter("status", "string", "Only this state.").repeats(),
+        parameter("pool", "string", "Only this pool."),
+        parameter("label", "string", "Only with this label, as `key:value`.").repeats(),
+        OF_TENANT,
+        LIMIT,
+        CURSOR,
+    ]),
+    route(
+        Get,
+        "/v1/sandboxes/{id}",
+        "sandbox",
+        Tenant,
+        Read,
+        "Show a sandbox",
+        &[(200, One("Sandbox"))],
+    ),
     route(
         Patch,
         "/v1/sandboxes/{id}",
@@ -112,7 +128,7 @@ pub(super) const PUBLIC: &[Route] = &[
         "fork_sandbox",
         Tenant,
         Admit,
-        "Make a new sandbox from this one's checkpoint, through the gate and quota of a create",
+        "Make a sandbox from this one's checkpoint, through the gate and quota of a create",
         &[(201, One("Sandbox")), (202, One("Sandbox")), (200, One("Sandbox"))],
     )
     .optional_body("ForkSandbox")
@@ -138,7 +154,7 @@ pub(super) const PUBLIC: &[Route] = &[
         "reserve",
         Tenant,
         Admit,
-        "Reserve: 201 with the reservation, 200 where the key holds it already, and for a dry run",
+        "Reserve: 201, 200 where its key holds it already and for a dry run",
         &[(201, One("Reservation")), (200, Either(&["Reservation", "DryRun"]))],
     )
     .body("ReserveRequest"),
@@ -308,11 +324,19 @@ pub(super) const PUBLIC: &[Route] = &[
         &[(200, Page("Delivery"))],
     )
     .query(PAGE),
-    route(Get, "/v1/events", "events", Tenant, Read, "List events, oldest first", &[(200, Page("Event"))])
-        .query(&[
-            parameter("after", "string", "Only events after the one of this id."),
-            parameter("type", "string", "Only this type.").repeats(),
-            LIMIT,
-            CURSOR,
-        ]),
+    route(
+        Get,
+        "/v1/events",
+        "events",
+        Tenant,
+        Read,
+        "List events, oldest first",
+        &[(200, Page("Event"))],
+    )
+    .query(&[
+        parameter("after", "string", "Only events after the one of this id."),
+        parameter("type", "string", "Only this type.").repeats(),
+        LIMIT,
+        CURSOR,
+    ]),
 ];
