@@ -91,6 +91,9 @@ pub struct Pool {
     /// A guest brought in by preemption is no victim for this long.
     #[serde(default = "defaults::preemption_protect_seconds")]
     pub preemption_protect_seconds: u64,
+    /// A waiter does not evict the guest that it made way for before this long.
+    #[serde(default = "defaults::preemption_pair_seconds")]
+    pub preemption_pair_seconds: u64,
     /// A guest must be missing from whole inventories for this long before it is released.
     #[serde(default = "defaults::inventory_grace_seconds")]
     pub inventory_grace_seconds: u64,
@@ -149,6 +152,10 @@ mod defaults {
     pub(super) const fn preemption_protect_seconds() -> u64 {
         60
     }
+    /// Two guests that want one slot may take turns, not chase each other.
+    pub(super) const fn preemption_pair_seconds() -> u64 {
+        300
+    }
     /// Two inventories sent at once after a large change must not count as two.
     pub(super) const fn inventory_grace_seconds() -> u64 {
         5
@@ -179,6 +186,7 @@ impl Pool {
             resume_lapse_seconds: defaults::resume_lapse_seconds(),
             preemptions_per_minute_max: defaults::preemptions_per_minute_max(),
             preemption_protect_seconds: defaults::preemption_protect_seconds(),
+            preemption_pair_seconds: defaults::preemption_pair_seconds(),
             inventory_grace_seconds: defaults::inventory_grace_seconds(),
             lifecycle: Lifecycle::default(),
         }
@@ -206,6 +214,7 @@ impl Body for Pool {
             ("resume_lapse_seconds", self.resume_lapse_seconds),
             ("preemptions_per_minute_max", self.preemptions_per_minute_max),
             ("preemption_protect_seconds", self.preemption_protect_seconds),
+            ("preemption_pair_seconds", self.preemption_pair_seconds),
             ("inventory_grace_seconds", self.inventory_grace_seconds),
         ] {
             check(field, value)?;
@@ -304,6 +313,9 @@ pub struct PoolPatch {
     /// A guest brought in by preemption is no victim for this long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preemption_protect_seconds: Option<u64>,
+    /// A waiter does not evict the guest that it made way for before this long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preemption_pair_seconds: Option<u64>,
     /// A guest must be missing from whole inventories for this long before it is released.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inventory_grace_seconds: Option<u64>,
@@ -330,6 +342,7 @@ impl PoolPatch {
             regime, pause, preemption, placement, overflow, external, reserve, settle_seconds,
             decay_seconds, stale_seconds, dead_seconds, queue_hold_seconds, hold_ttl_seconds,
             resume_lapse_seconds, preemptions_per_minute_max, preemption_protect_seconds,
+            preemption_pair_seconds,
             inventory_grace_seconds,
         );
         pool.validate()?;

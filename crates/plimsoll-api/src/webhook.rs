@@ -61,6 +61,8 @@ events! {
     SandboxStarted = "sandbox.started",
     /// A sandbox's pause has finished.
     SandboxPaused = "sandbox.paused",
+    /// A sandbox's process ended by request; its record and slot stay.
+    SandboxStopped = "sandbox.stopped",
     /// A sandbox runs again.
     SandboxResumed = "sandbox.resumed",
     /// A sandbox was paused to make room.
@@ -73,6 +75,20 @@ events! {
     SandboxTerminated = "sandbox.terminated",
     /// A sandbox failed.
     SandboxFailed = "sandbox.failed",
+    /// A reservation that had lapsed was found to run all the same, and is charged again.
+    ReservationRevived = "reservation.revived",
+    /// A host was seen for the first time.
+    HostEnrolled = "host.enrolled",
+    /// A host was set aside after failures or refusals.
+    HostSetAside = "host.set_aside",
+    /// A host runs guests that it should not have.
+    HostUnexpectedGuests = "host.unexpected_guests",
+    /// An operator has begun to empty a host.
+    HostDraining = "host.draining",
+    /// An operator has taken a host back in.
+    HostUndrained = "host.undrained",
+    /// A host that was declared dead has come back.
+    HostReturned = "host.returned",
     /// A host's reports have stopped.
     HostStale = "host.stale",
     /// A host was declared dead.
@@ -95,7 +111,13 @@ impl EventType {
     pub const fn is_operators(self) -> bool {
         matches!(
             self,
-            Self::HostStale
+            Self::HostEnrolled
+                | Self::HostSetAside
+                | Self::HostUnexpectedGuests
+                | Self::HostDraining
+                | Self::HostUndrained
+                | Self::HostReturned
+                | Self::HostStale
                 | Self::HostDead
                 | Self::HostPressure
                 | Self::PolicyAccepted

@@ -66,9 +66,10 @@ impl Bound {
             "period_anchor_day" => Self::Range(1, 31),
             "limit" | "burst_limit" => Self::Range(0, COUNT_MAX),
             "preemptions_per_minute_max" => Self::Range(0, 1_000_000),
-            "settle_seconds" | "preemption_protect_seconds" | "inventory_grace_seconds" => {
-                Self::Range(0, SETTING_SECONDS_MAX)
-            }
+            "settle_seconds"
+            | "preemption_protect_seconds"
+            | "preemption_pair_seconds"
+            | "inventory_grace_seconds" => Self::Range(0, SETTING_SECONDS_MAX),
             "stale_seconds"
             | "dead_seconds"
             | "decay_seconds"
