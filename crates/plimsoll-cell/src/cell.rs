@@ -1,0 +1,225 @@
+//! A cell at work: start and shutdown.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use plimsoll_store::{MemoryStore, SqliteSettings, SqliteStore, Store, StoreError};
+use tokio::sync::{Semaphore, watch};
+
+use crate::api;
+use crate::app::App;
+use crate::clock::wall;
+use crate::config::{CellConfig, StoreUrl};
+use crate::core::{Core, Opener, Standing, TermError, Terms};
+use crate::first::{self, FirstStart};
+use crate::hosts::{Agent, AgentSetupError, Calls};
+use crate::http::{ServeError, Server};
+use crate::ids::Ids;
+use crate::replays::Replays;
+use crate::shell::Shell;
+
+/// Why a cell does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data folder could not be used.
+    #[error("the data folder {folder} cannot be used")]
+    Folder {
+        /// Which.
+        folder: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// PostgreSQL is not there yet.
+    #[error("the store postgres:// is not built yet: use sqlite:FILE or memory")]
+    PostgresNotBuilt,
+    /// The store did not open.
+    #[error("the store cannot be opened")]
+    Store(#[from] StoreError),
+    /// The address or the TLS files do not serve.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The client of agents could not be set up.
+    #[error(transparent)]
+    Agents(#[from] AgentSetupError),
+    /// A thread could not be started.
+    #[error("the engine's thread could not be started")]
+    Thread(#[source] io::Error),
+    /// The system gave no randomness.
+    #[error("the system gives no randomness")]
+    Randomness(#[from] getrandom::Error),
+}
+
+/// A cell at work. Dropped without [`Cell::shutdown`], it stops without waiting for calls under
+/// way.
+pub struct Cell {
+    server: Option<Server>,
+    address: SocketAddr,
+    core: Arc<Core>,
+    standing: watch::Receiver<Standing>,
+    stop: Arc<AtomicBool>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cell").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Starts a cell: opens the store, listens, and begins to load. Until the state is loaded, calls
+/// are answered 503; see [`Cell::ready`].
+///
+/// # Errors
+/// When the folder, the store, the address or the TLS files cannot be used.
+pub async fn start(config: CellConfig) -> Result<Cell, StartError> {
+    let folder = config.data.clone();
+    first::make_folder(&folder)
+        .map_err(|source| StartError::Folder { folder: folder.display().to_string(), source })?;
+    let store = config.store.clone();
+    let open = tokio::task::spawn_blocking(move || opener(&store)).await;
+    let opener = open.unwrap_or_else(|error| {
+        Err(StartError::Store(StoreError::Io {
+            doing: "opening the store".to_owned(),
+            detail: error.to_string(),
+        }))
+    })?;
+    start_over(config, opener).await
+}
+
+/// What opens the store of a term. The first opening is done here, so that a store that cannot be
+/// used is known at the start.
+fn opener(url: &StoreUrl) -> Result<Opener, StartError> {
+    match url {
+        StoreUrl::Memory => {
+            let store = MemoryStore::new();
+            Ok(Box::new(move |_| Ok(Box::new(store.clone()) as Box<dyn Store>)))
+        }
+        StoreUrl::Sqlite(path) => {
+            let path = path.clone();
+            let open = move || SqliteStore::open(&path, SqliteSettings::default());
+            let mut first = Some(open()?);
+            Ok(Box::new(move |before| {
+                // The lock goes with the old connection, which may be broken.
+                drop(before);
+                let store = first.take().map_or_else(&open, Ok)?;
+                Ok(Box::new(store) as Box<dyn Store>)
+            }))
+        }
+        StoreUrl::Postgres(_) => Err(StartError::PostgresNotBuilt),
+    }
+}
+
+/// Starts a cell over a store that this opens.
+pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cell, StartError> {
+    // Whichever came first serves; both are the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let ids = Arc::new(Ids::new()?);
+    let core = Arc::new(Core::new());
+    let agent = Agent::new(config.agent_ca.as_deref())?;
+    let runtime = tokio::runtime::Handle::current();
+    let pool = config.engine.default_pool.clone();
+    let shell = Arc::new(Shell::new(Calls::new(Arc::clone(&core), agent, pool, runtime)));
+    let stands = shell.standing.subscribe();
+    let stop = Arc::new(AtomicBool::new(false));
+    let first_start = FirstStart {
+        folder: config.data.clone(),
+        default_tenant: config.engine.default_tenant.clone(),
+        host_key: !config.require_enrolment,
+        ids: Arc::clone(&ids),
+    };
+    let terms = Terms {
+        core: Arc::clone(&core),
+        shell: Arc::clone(&shell),
+        config: config.engine.clone(),
+        holder: format!("{}-{}", config.name, std::process::id()),
+        opener,
+        first_start: Box::new(move |rows, now| first_start.changes(rows, now)),
+        limits: config.load,
+        retention: config.retention,
+        stop: Arc::clone(&stop),
+    };
+    let units = config.limits.bodies_bytes_max >> 14;
+    let app = Arc::new(App {
+        core: Arc::clone(&core),
+        shell,
+        ids,
+        standing: stands.clone(),
+        started_at: wall(),
+        changes: tokio::sync::Mutex::new(()),
+        replays: Replays::default(),
+        bodies: Arc::new(Semaphore::new(units)),
+        config: config.clone(),
+    });
+    let (tls, limits) = (config.tls.as_ref(), &config.limits);
+    let router = api::router(app);
+    let server = Server::start(config.listen, tls, config.insecure, limits, router).await?;
+    let address = server.address();
+    let folder = &config.data;
+    first::write_address(folder, address)
+        .map_err(|source| StartError::Folder { folder: folder.display().to_string(), source })?;
+    let engine = thread::Builder::new().name("plimsoll-engine".to_owned());
+    let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
+    let engine = Some(engine);
+    Ok(Cell { server: Some(server), address, core, standing: stands, stop, engine })
+}
+
+impl Cell {
+    /// The address bound.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the state is loaded and this cell leads.
+    ///
+    /// # Errors
+    /// Says why it could not lead at the first attempt. It goes on trying.
+    pub async fn ready(&self) -> Result<(), Arc<TermError>> {
+        let mut standing = self.standing.clone();
+        loop {
+            match &*standing.borrow_and_update() {
+                Standing::Leading(_) | Standing::Stopped => return Ok(()),
+                Standing::Waiting(error) => return Err(Arc::clone(error)),
+                Standing::Loading => {}
+            }
+            if standing.changed().await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes no more calls, waits a bounded time for those under way, commits what is left, and
+    /// lets the store go.
+    pub async fn shutdown(mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown().await;
+        }
+        self.stop_engine();
+        if let Some(engine) = self.engine.take()
+            && let Ok(Err(_)) = tokio::task::spawn_blocking(move || engine.join()).await
+        {
+            tracing::error!("the engine's thread panicked");
+        }
+    }
+
+    /// The way into the engine.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    fn stop_engine(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.core.wake();
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.stop_engine();
+    }
+}

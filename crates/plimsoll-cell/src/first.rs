@@ -1,0 +1,205 @@
+//! The first start: keys in files, and a template to try things with.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use plimsoll_engine::Admin;
+use plimsoll_engine::rows::{KeyRow, Role, Rows, TemplateRow};
+use plimsoll_types::{Driver, Mib, TemplateName, TenantId, Timestamp, Vcpus};
+
+use crate::auth::{NewKey, hash_hex};
+use crate::ids::Ids;
+
+/// The file that holds the address bound.
+const ADDRESS_FILE: &str = "address";
+/// Longest key that is read from a file.
+const KEY_LENGTH_MAX: usize = 512;
+
+/// Makes the data folder, for its owner alone.
+///
+/// # Errors
+/// When it cannot be made.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// Writes the address bound, so that clients of the same machine find it.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write_address(folder: &Path, address: std::net::SocketAddr) -> io::Result<()> {
+    let temporary = folder.join(".address.new");
+    fs::write(&temporary, format!("{address}\n"))?;
+    fs::rename(temporary, folder.join(ADDRESS_FILE))
+}
+
+/// What a cell over an empty store has to make.
+///
+/// A store without any key has never been started, or is in memory. Key files that are there
+/// already are taken over, so that a crash between files and rows leaves no dead key, and a cell
+/// in memory keeps its keys over restarts.
+pub(crate) struct FirstStart {
+    pub(crate) folder: PathBuf,
+    pub(crate) default_tenant: TenantId,
+    /// Whether a key that serves any host is made.
+    pub(crate) host_key: bool,
+    pub(crate) ids: Arc<Ids>,
+}
+
+impl FirstStart {
+    /// The changes to make, if this is a first start.
+    ///
+    /// # Errors
+    /// When a key file cannot be read or written.
+    pub(crate) fn changes(&self, rows: &Rows, now: Timestamp) -> io::Result<Vec<Admin>> {
+        let mut changes = Vec::new();
+        if rows.keys.is_empty() {
+            let tenant = &self.default_tenant;
+            let tenant_file = format!("tenant-{tenant}.key");
+            changes.push(self.key("operator.key", Role::Operator, None, now)?);
+            changes.push(self.key(&tenant_file, Role::Tenant, Some(tenant), now)?);
+            if self.host_key {
+                changes.push(self.key("host.key", Role::Host, None, now)?);
+            }
+            if rows.templates.is_empty() {
+                changes.push(Admin::PutTemplate(shell_template()));
+            }
+            File::open(&self.folder)?.sync_all()?;
+        }
+        Ok(changes)
+    }
+
+    fn key(
+        &self,
+        file: &str,
+        role: Role,
+        tenant: Option<&TenantId>,
+        now: Timestamp,
+    ) -> io::Result<Admin> {
+        let text = read_or_draw(&self.folder.join(file))?;
+        Ok(Admin::PutKey(KeyRow {
+            id: self.ids.key(),
+            role,
+            tenant: tenant.cloned(),
+            host: None,
+            hash: hash_hex(&text),
+            created_at: now,
+        }))
+    }
+}
+
+/// The key in a file; a new one where there is no file.
+fn read_or_draw(path: &Path) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            let key = text.trim();
+            if key.is_empty() || key.len() > KEY_LENGTH_MAX || key.contains(char::is_whitespace) {
+                let what = format!("{} holds no key on one line", path.display());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+            Ok(key.to_owned())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let key = NewKey::draw().map_err(|error| io::Error::other(error.to_string()))?;
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            writeln!(file, "{}", key.text)?;
+            file.sync_all()?;
+            Ok(key.text)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A shape to try things with: a process with half a GiB.
+fn shell_template() -> TemplateRow {
+    TemplateRow {
+        name: TemplateName::new("shell").expect("a valid name"),
+        driver: Driver::Process,
+        memory_mib: Mib(512),
+        overhead_mib: Mib(0),
+        vcpus: Vcpus(1),
+        stateful: false,
+        rootfs: None,
+        command: Vec::new(),
+        env: std::collections::BTreeMap::new(),
+        host_labels: std::collections::BTreeMap::new(),
+        counted: plimsoll_types::Counted::new(),
+        baked: false,
+        pool: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn first(folder: &Path) -> FirstStart {
+        FirstStart {
+            folder: folder.to_owned(),
+            default_tenant: TenantId::new("default").unwrap(),
+            host_key: true,
+            ids: Arc::new(Ids::new().unwrap()),
+        }
+    }
+
+    fn hashes(changes: &[Admin]) -> Vec<String> {
+        let hash = |change: &Admin| match change {
+            Admin::PutKey(row) => Some(row.hash.clone()),
+            _ => None,
+        };
+        changes.iter().filter_map(hash).collect()
+    }
+
+    #[test]
+    fn an_empty_store_gets_keys_that_the_files_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let changes = first(folder.path()).changes(&Rows::default(), Timestamp(5)).unwrap();
+        let files = ["operator.key", "tenant-default.key", "host.key"];
+        let from_files: Vec<String> = files
+            .iter()
+            .map(|file| {
+                let path = folder.path().join(file);
+                let mode = fs::metadata(&path).unwrap().permissions().mode();
+                assert_eq!(mode & 0o777, 0o600, "{file}");
+                let text = fs::read_to_string(path).unwrap();
+                assert_eq!(text.lines().count(), 1);
+                hash_hex(text.trim())
+            })
+            .collect();
+        assert_eq!(hashes(&changes), from_files);
+    }
+
+    #[test]
+    fn files_that_are_there_are_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = first(folder.path()).changes(&Rows::default(), Timestamp(5)).unwrap();
+        let after = first(folder.path()).changes(&Rows::default(), Timestamp(6)).unwrap();
+        assert_eq!(hashes(&before), hashes(&after));
+    }
+
+    #[test]
+    fn a_store_with_keys_gets_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rows = Rows::default();
+        for change in first(folder.path()).changes(&rows, Timestamp(5)).unwrap() {
+            if let Admin::PutKey(row) = change {
+                rows.keys.push(row);
+            }
+        }
+        assert!(first(folder.path()).changes(&rows, Timestamp(6)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_broken_key_file_stops_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("operator.key"), "two words\n").unwrap();
+        let error = first(folder.path()).changes(&Rows::default(), Timestamp(5)).unwrap_err();
+        assert!(error.to_string().contains("operator.key"), "{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! What the engine's threads and the API's tasks share.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use plimsoll_engine::rows::EventRow;
+use plimsoll_engine::{Change, Effect};
+use plimsoll_store::Reader;
+use plimsoll_types::EndpointId;
+use tokio::sync::watch;
+
+use crate::auth::Keys;
+use crate::core::Standing;
+use crate::hosts::Calls;
+use crate::metrics::Metrics;
+use crate::waiters::Waiters;
+
+/// Most test events that wait to be delivered: people press a button.
+const TESTS_MAX: usize = 256;
+
+/// Test events for single endpoints, on their way to the task that delivers. They are in no log:
+/// nobody but the one endpoint hears of them.
+#[derive(Debug, Default)]
+pub(crate) struct Tests {
+    waiting: Mutex<Vec<(EndpointId, EventRow)>>,
+}
+
+impl Tests {
+    /// Leaves an event for the delivering task; `false` when too many wait.
+    pub(crate) fn push(&self, endpoint: EndpointId, event: EventRow) -> bool {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= TESTS_MAX {
+            return false;
+        }
+        waiting.push((endpoint, event));
+        true
+    }
+}
+
+/// The state around the engine.
+pub(crate) struct Shell {
+    /// Who calls.
+    pub(crate) keys: Keys,
+    /// Who waits for a sandbox.
+    pub(crate) waiters: Arc<Waiters>,
+    /// Counters and timings.
+    pub(crate) metrics: Metrics,
+    /// The way to hosts.
+    pub(crate) calls: Calls,
+    /// Where the cell stands.
+    pub(crate) standing: watch::Sender<Standing>,
+    /// Moves when events or endpoints have changed.
+    pub(crate) events: watch::Sender<()>,
+    /// Test events that wait to be delivered.
+    pub(crate) tests: Tests,
+    reader: RwLock<Option<Arc<dyn Reader>>>,
+}
+
+impl Shell {
+    /// A shell without a store as yet.
+    pub(crate) fn new(calls: Calls) -> Self {
+        Self {
+            keys: Keys::default(),
+            waiters: Arc::default(),
+            metrics: Metrics::new(),
+            calls,
+            standing: watch::Sender::new(Standing::Loading),
+            events: watch::Sender::new(()),
+            tests: Tests::default(),
+            reader: RwLock::new(None),
+        }
+    }
+
+    /// The readers' side of the store; `None` before the first term.
+    pub(crate) fn reader(&self) -> Option<Arc<dyn Reader>> {
+        self.reader.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_reader(&self, reader: Arc<dyn Reader>) {
+        *self.reader.write().unwrap_or_else(PoisonError::into_inner) = Some(reader);
+    }
+
+    /// Lets effects out, their batch being durable. Runs before the answers of the same batch
+    /// leave, so that a caller who was told of a key can use it.
+    pub(crate) fn deliver(&self, changes: &[Change], effects: &mut Vec<Effect>) {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::SandboxChanged { id, status, refusal } => {
+                    self.waiters.changed(id, status, refusal);
+                }
+                Effect::KeysChanged => self.keys.apply(changes),
+                Effect::Events => {
+                    self.events.send_replace(());
+                }
+                Effect::HostCommand { .. }
+                | Effect::ProbeHost { .. }
+                | Effect::Unreachable { .. } => self.calls.submit(&self.metrics.host_calls, effect),
+            }
+        }
+    }
+}
