@@ -38,3 +38,14 @@ impl Client {
         self.call(call).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_can_be_made_from_a_task() {
+        fn may_move<T: Send>(_: impl FnOnce(Client, HostId, RegisterHost) -> T) {}
+        may_move(|client, host, body| async move { client.register_host(&host, &body).await });
+    }
+}

@@ -142,11 +142,11 @@ impl Repeat {
 
 /// Makes attempts until one succeeds, one is refused for good, or patience ends. Each attempt is
 /// told how much time the deadline leaves.
-pub(crate) async fn persist<T>(
+pub(crate) async fn persist<T, F: Future<Output = Result<T, Error>>>(
     policy: &RetryPolicy,
     repeat: Repeat,
     on_wait: Option<&WaitHook>,
-    mut attempt: impl AsyncFnMut(Duration) -> Result<T, Error>,
+    mut attempt: impl FnMut(Duration) -> F,
 ) -> Result<T, Error> {
     let start = Instant::now();
     let mut attempts = 0;

@@ -108,7 +108,7 @@ impl Client {
     /// Makes a call, with all the patience that it allows.
     pub(crate) async fn send(&self, call: &Call) -> Result<Answer, Error> {
         let hook = self.shared.config.on_wait.as_ref();
-        persist(&self.retry, call.repeat, hook, async |left| self.round(call, left).await).await
+        persist(&self.retry, call.repeat, hook, |left| self.round(call, left)).await
     }
 
     /// One attempt: each replica in turn, as long as the fault is the replica's.

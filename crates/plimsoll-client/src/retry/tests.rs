@@ -138,12 +138,12 @@ async fn scripted(
     let start = Instant::now();
     let mut script = script.into_iter();
     let mut made = 0;
-    let result = persist(&policy, repeat, Some(&hook), async |_| {
+    let result = persist(&policy, repeat, Some(&hook), |_| {
         made += 1;
-        match script.next() {
+        std::future::ready(match script.next() {
             Some(Some(error)) => Err(error),
             _ => Ok(made),
-        }
+        })
     })
     .await;
     let waits = waits.lock().unwrap().clone();
