@@ -5,7 +5,8 @@
 //! do not differ in magnitude at any instant. They differ in duration, in the account's age and in
 //! whether anybody ever put a payment method behind it.
 
-use plimsoll_types::Millis;
+use plimsoll_types::{BasisPoints, Millis, Timestamp, Vcpus};
+use serde::{Deserialize, Serialize};
 
 /// What is known of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,11 +129,163 @@ pub fn score(signs: &Signs) -> Score {
     }
 }
 
+/// Over so much time the use of a guest's vCPUs is averaged. Reports come every ten seconds, some
+/// seconds early or late: over a minute that is a twentieth.
+const FULL_WINDOW: Millis = Millis::from_seconds(60);
+
+/// From this share of all vCPUs on they count as busy: below 1.0 for what the host itself takes,
+/// and for the error of the window.
+const FULL_SHARE: BasisPoints = BasisPoints(9000);
+
+/// For how long one guest has kept all of its vCPUs busy without a break.
+///
+/// ```
+/// use plimsoll_policy::abuse::FullCore;
+/// use plimsoll_types::{Millis, Timestamp, Vcpus};
+///
+/// let mut guest = FullCore::default();
+/// for second in (0..120).step_by(10) {
+///     let (from, to) = (Timestamp(second * 1000), Timestamp((second + 10) * 1000));
+///     guest.observe(Vcpus(2), 19_000, from, to);
+/// }
+/// assert_eq!(guest.length(Timestamp(120_000)), Millis(120_000));
+/// guest.observe(Vcpus(2), 0, Timestamp(120_000), Timestamp(180_000));
+/// assert_eq!(guest.length(Timestamp(180_000)), Millis(0));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FullCore {
+    since: Option<Timestamp>,
+    window: Option<Timestamp>,
+    cpu_millis: u64,
+}
+
+impl FullCore {
+    /// Goes on from what was written before a restart.
+    #[must_use]
+    pub const fn since(since: Option<Timestamp>) -> Self {
+        Self { since, window: None, cpu_millis: 0 }
+    }
+
+    /// Since when it lasts.
+    #[must_use]
+    pub const fn started(&self) -> Option<Timestamp> {
+        self.since
+    }
+
+    /// Takes what was used between two reports. `true` when a window is complete, and with it
+    /// what [`FullCore::length`] says may have moved.
+    pub fn observe(
+        &mut self,
+        vcpus: Vcpus,
+        cpu_millis: u64,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> bool {
+        let window = *self.window.get_or_insert(from);
+        self.cpu_millis = self.cpu_millis.saturating_add(cpu_millis);
+        let length = to.since(window);
+        if length < FULL_WINDOW {
+            return false;
+        }
+        let all = u128::from(vcpus.0) * u128::from(length.0) * u128::from(FULL_SHARE.0);
+        let used = u128::from(self.cpu_millis) * u128::from(BasisPoints::ONE.0);
+        self.since = if all > 0 && used >= all { self.since.or(Some(window)) } else { None };
+        self.window = Some(to);
+        self.cpu_millis = 0;
+        true
+    }
+
+    /// How long it has lasted.
+    #[must_use]
+    pub fn length(&self, now: Timestamp) -> Millis {
+        self.since.map_or(Millis::ZERO, |since| now.since(since))
+    }
+}
+
+/// How often something happened within the last hour, in two numbers: those of this hour of the
+/// clock, and of the one before in proportion to how much of it is still within the last hour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LastHour {
+    hour: i64,
+    now: u64,
+    before: u64,
+}
+
+impl LastHour {
+    fn turned(mut self, now: Timestamp) -> Self {
+        let hour = now.0.div_euclid(HOUR as i64);
+        if hour > self.hour {
+            self.before = if hour == self.hour + 1 { self.now } else { 0 };
+            self.now = 0;
+            self.hour = hour;
+        }
+        self
+    }
+
+    /// Counts one more.
+    pub fn count(&mut self, now: Timestamp) {
+        *self = self.turned(now);
+        self.now = self.now.saturating_add(1);
+    }
+
+    /// How often, rounded down.
+    #[must_use]
+    pub fn seen(self, now: Timestamp) -> u64 {
+        let of = self.turned(now);
+        let left = HOUR - now.0.rem_euclid(HOUR as i64).unsigned_abs();
+        let before = u128::from(of.before) * u128::from(left) / u128::from(HOUR);
+        of.now.saturating_add(u64::try_from(before).unwrap_or(u64::MAX))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_break_of_a_minute_ends_a_run_and_jitter_does_not() {
+        let mut guest = FullCore::default();
+        let mut from = 0;
+        // Full cores for an hour, each report up to four seconds early or late.
+        for (turn, shift) in [0, 3, -4, 2, 0, -3, 4, 0].into_iter().cycle().take(360).enumerate() {
+            let to = (turn as i64 + 1) * 10_000 + shift * 1000;
+            guest.observe(Vcpus(8), 80_000, Timestamp(from), Timestamp(to));
+            from = to;
+        }
+        assert!(guest.length(Timestamp(from)) >= Millis(3_500_000));
+        // Seven of eight cores are not all of them.
+        let end = Timestamp(from + 120_000);
+        guest.observe(Vcpus(8), 7 * 60_000, Timestamp(from), Timestamp(from + 60_000));
+        assert!(guest.observe(Vcpus(8), 7 * 60_000, Timestamp(from + 60_000), end));
+        assert_eq!(guest.length(end), Millis::ZERO);
+        // A guest without vCPUs keeps none busy.
+        assert!(guest.observe(Vcpus(0), 0, end, end + Millis(60_000)));
+        assert_eq!(guest.length(end + Millis(60_000)), Millis::ZERO);
+    }
+
+    #[test]
+    fn what_was_written_before_a_restart_goes_on() {
+        let mut guest = FullCore::since(Some(Timestamp(5)));
+        guest.observe(Vcpus(1), 60_000, Timestamp(100_000), Timestamp(160_000));
+        assert_eq!(guest.started(), Some(Timestamp(5)));
+    }
+
+    #[test]
+    fn the_last_hour_slides() {
+        let mut recent = LastHour::default();
+        for minute in 0..60 {
+            recent.count(Timestamp(minute * 60_000));
+        }
+        assert_eq!(recent.seen(Timestamp(59 * 60_000)), 60);
+        assert_eq!(recent.seen(Timestamp(90 * 60_000)), 30);
+        assert_eq!(recent.seen(Timestamp(120 * 60_000)), 0);
+        // A clock that has stepped back counts on where it was.
+        recent.count(Timestamp(0));
+        assert_eq!(recent.seen(Timestamp(59 * 60_000)), 61);
+    }
 
     fn hours(hours: u64) -> Millis {
         Millis(hours * HOUR)

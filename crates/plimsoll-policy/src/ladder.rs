@@ -132,6 +132,9 @@ pub struct Facts {
     /// What became of the latest notice of deletion (`quota.deletion_scheduled`). One delivered
     /// before the present announcement counts as not delivered.
     pub deletion_notice: Notice,
+    /// Whether the ladder has paused anything that a deletion would take: nothing is announced
+    /// about nothing.
+    pub deletable: bool,
 }
 
 /// What is to be done because of a step on the ladder.
@@ -240,6 +243,35 @@ impl Ladder {
         notice.delivered_since(self.announced_at).map(|delivered| delivered + rule.grace)
     }
 
+    /// The announced deletion is over: what has come to rest since is announced anew, as long
+    /// before.
+    pub fn deletion_over(&mut self, now: Timestamp) {
+        if self.rung == Rung::Deleting {
+            self.announced_at = None;
+            self.enter(Rung::Hibernated, now);
+        }
+    }
+
+    /// The announcement could be delivered to nobody and somebody can be told now: it is made
+    /// again, and the grace runs from then.
+    pub fn announced_again(&mut self, now: Timestamp) {
+        if self.rung == Rung::Deleting {
+            self.announced_at = Some(now);
+        }
+    }
+
+    /// When a step with the same facts would do something else, if ever: the end of the period is
+    /// the caller's to know. `None` where only other facts would.
+    #[must_use]
+    pub fn next_step(&self, rule: &LadderRule, deletion_notice: Notice) -> Option<Timestamp> {
+        match self.rung {
+            Rung::Ok | Rung::Warned => None,
+            Rung::Exhausted => Some(self.since + rule.hibernate_after),
+            Rung::Hibernated => Some(self.since + rule.announce_after),
+            Rung::Deleting => self.deletion_due(rule, deletion_notice),
+        }
+    }
+
     fn enter(&mut self, rung: Rung, now: Timestamp) {
         self.rung = rung;
         self.since = now;
@@ -273,7 +305,7 @@ impl Ladder {
             self.tell_operator(acts);
         }
         let notified = facts.suspended_notice.delivered_since(self.hibernated_at).is_some();
-        if notified && facts.now >= self.since + rule.announce_after {
+        if notified && facts.deletable && facts.now >= self.since + rule.announce_after {
             self.enter(Rung::Deleting, facts.now);
             self.announced_at = Some(facts.now);
             acts.push(Act::AnnounceDeletion { not_before: facts.now + rule.grace });
@@ -347,6 +379,7 @@ pub(crate) mod fixtures {
             paying: false,
             suspended_notice: Notice::Pending,
             deletion_notice: Notice::Pending,
+            deletable: true,
         }
     }
 
@@ -486,6 +519,55 @@ mod tests {
             ladder.step(&LadderRule::default(), &later),
             [Act::PauseIdle, Act::TellOperator]
         );
+    }
+
+    #[test]
+    fn nothing_is_announced_about_nothing() {
+        let (hibernated, facts) = announced();
+        let mut ladder = Ladder {
+            rung: Rung::Hibernated,
+            announced_at: None,
+            since: Timestamp(10 * MINUTE),
+            ..hibernated
+        };
+        let nothing = Facts { deletable: false, ..facts };
+        assert_eq!(ladder.step(&LadderRule::default(), &nothing), [Act::PauseIdle]);
+        assert_eq!(ladder.rung, Rung::Hibernated);
+        let acts = ladder.step(&LadderRule::default(), &facts);
+        assert!(matches!(acts[..], [Act::PauseIdle, Act::AnnounceDeletion { .. }]));
+    }
+
+    #[test]
+    fn after_a_deletion_the_next_one_is_announced_as_long_before() {
+        let (mut ladder, facts) = announced();
+        let rule = LadderRule::default();
+        let due = ladder.deletion_due(&rule, facts.deletion_notice).unwrap();
+        assert_eq!(ladder.next_step(&rule, facts.deletion_notice), Some(due));
+        ladder.deletion_over(due);
+        assert_eq!((ladder.rung, ladder.announced_at), (Rung::Hibernated, None));
+        assert_eq!(ladder.next_step(&rule, Notice::Pending), Some(due + rule.announce_after));
+        let facts = Facts { now: due, ..facts };
+        assert_eq!(ladder.step(&rule, &facts), [Act::PauseIdle]);
+        let later = Facts { now: due + rule.announce_after, ..facts };
+        let not_before = later.now + rule.grace;
+        let acts = ladder.step(&rule, &later);
+        assert_eq!(acts, [Act::PauseIdle, Act::AnnounceDeletion { not_before }]);
+        // The notice of the deletion before is no notice of this one.
+        assert_eq!(ladder.deletion_due(&rule, facts.deletion_notice), None);
+    }
+
+    #[test]
+    fn an_announcement_that_nobody_heard_is_made_again() {
+        let (mut ladder, facts) = announced();
+        let again = facts.now + Millis(HOUR as u64);
+        ladder.announced_again(again);
+        let rule = LadderRule::default();
+        assert_eq!(ladder.deletion_due(&rule, facts.deletion_notice), None);
+        assert_eq!(ladder.deletion_due(&rule, delivered(again.0)), Some(again + rule.grace));
+        let mut ok = Ladder::default();
+        ok.announced_again(again);
+        ok.deletion_over(again);
+        assert_eq!(ok, Ladder::default());
     }
 
     #[test]

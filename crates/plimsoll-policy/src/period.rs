@@ -62,7 +62,7 @@ impl From<AnchorDay> for u8 {
 }
 
 /// One billing period, half open: `start <= t < end`. Its start is its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Period {
     /// Its first instant, and its key.
     pub start: Timestamp,
@@ -100,6 +100,77 @@ impl Period {
         };
         debug_assert!(written.is_ok(), "a String takes what is written to it");
         label
+    }
+}
+
+/// A tenant's anchor day, and the period that was running when it was last changed.
+///
+/// A period that has begun keeps its end, whatever is changed meanwhile: `resets_at` was said. The
+/// next one begins there, and ends with the first period of the new anchor. So the period is a
+/// function of the time and of this record alone, before a restart and after it.
+///
+/// ```
+/// use plimsoll_policy::period::{AnchorDay, Anchors};
+/// use plimsoll_types::Timestamp;
+///
+/// let march_15th_2024 = Timestamp(1_710_460_800_000);
+/// let mut anchors = Anchors::new(AnchorDay::CALENDAR);
+/// let march = anchors.period_at(march_15th_2024);
+/// anchors.change(AnchorDay::new(10).unwrap(), march_15th_2024);
+/// assert_eq!(anchors.period_at(march_15th_2024), march);
+/// let short = anchors.period_at(march.end);
+/// assert_eq!((short.start, anchors.label(&short).as_str()), (march.end, "2024-04-01"));
+/// assert_eq!(anchors.label(&anchors.period_at(short.end)), "2024-04-10");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Anchors {
+    day: AnchorDay,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    running: Option<Period>,
+}
+
+impl Anchors {
+    /// An anchor that was never another.
+    #[must_use]
+    pub const fn new(day: AnchorDay) -> Self {
+        Self { day, running: None }
+    }
+
+    /// The anchor day that holds from the end of the running period on.
+    #[must_use]
+    pub const fn day(&self) -> AnchorDay {
+        self.day
+    }
+
+    /// Takes another anchor day from the end of the running period on.
+    pub fn change(&mut self, day: AnchorDay, now: Timestamp) {
+        if day != self.day {
+            self.running = Some(self.period_at(now));
+            self.day = day;
+        }
+    }
+
+    /// The period that an instant lies in.
+    #[must_use]
+    pub fn period_at(&self, at: Timestamp) -> Period {
+        let regular = period_at(self.day, at);
+        match self.running {
+            None => regular,
+            Some(running) if running.contains(at) => running,
+            Some(running) if at < running.start => {
+                Period { end: regular.end.min(running.start), ..regular }
+            }
+            Some(running) => Period { start: regular.start.max(running.end), ..regular },
+        }
+    }
+
+    /// How people call a period: by its month where it is one, else by its first day.
+    #[must_use]
+    pub fn label(&self, period: &Period) -> String {
+        let is_month = period_at(AnchorDay::CALENDAR, period.start) == *period;
+        let other = AnchorDay(2);
+        period.label(if is_month { AnchorDay::CALENDAR } else { other })
     }
 }
 
@@ -245,6 +316,32 @@ mod tests {
             prop_assert_eq!(period.start.0.rem_euclid(86_400_000), 0);
             let first = date_of(period.start);
             prop_assert_eq!(first.day(), (day as i8).min(first.days_in_month()));
+        }
+
+        #[test]
+        fn a_change_of_the_anchor_leaves_no_gap_and_moves_no_end_that_was_said(
+            instant in -2_208_988_800_000_i64..7_258_118_400_000, first in 1_u8..=31,
+            changes in proptest::collection::vec((1_u8..=31, 0_i64..5_000_000_000), 1..4),
+        ) {
+            let mut anchors = Anchors::new(anchor(first));
+            let mut now = instant;
+            for (day, wait) in changes {
+                now += wait;
+                let running = anchors.period_at(Timestamp(now));
+                anchors.change(anchor(day), Timestamp(now));
+                prop_assert_eq!(anchors.period_at(Timestamp(now)), running);
+                let mut at = running;
+                for _ in 0..4 {
+                    let next = anchors.period_at(at.end);
+                    prop_assert_eq!(next.start, at.end);
+                    prop_assert!(next.end > next.start);
+                    prop_assert_eq!(anchors.period_at(Timestamp(next.end.0 - 1)), next);
+                    at = next;
+                }
+                prop_assert_eq!(at, period_at(anchor(day), at.start));
+                let before = anchors.period_at(Timestamp(running.start.0 - 1));
+                prop_assert_eq!(before.end, running.start);
+            }
         }
 
         #[test]

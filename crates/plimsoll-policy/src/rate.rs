@@ -126,48 +126,121 @@ fn held(rate: &Rate) -> u128 {
     cost(rate.limit, rate).min(LARGEST)
 }
 
-/// A tenant's rate limits. Absent is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RateLimits {
-    /// Catches loops.
-    pub creates_per_minute: Option<u64>,
-    /// The sustained number.
-    pub creates_per_hour: Option<u64>,
-}
-
-/// Which rate limit refused.
+/// What is counted against a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RateKind {
-    /// Creates per minute.
-    CreatesPerMinute,
-    /// Creates per hour.
-    CreatesPerHour,
+pub enum Operation {
+    /// A create, or a reservation: each item of a batch is one.
+    Create,
+    /// A fork. It makes a sandbox as a create does, so it counts as one too: otherwise a loop of
+    /// forks would pass every limit on creates.
+    Fork,
+    /// A resume or a start, by whatever call brings it about.
+    Resume,
 }
 
-impl RateKind {
-    /// Every rate limit, in the order in which they are checked.
-    pub const ALL: [Self; 2] = [Self::CreatesPerMinute, Self::CreatesPerHour];
-
-    /// The word used in bodies.
+impl Operation {
+    /// The limits that it counts against, in the order in which they are checked.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub const fn kinds(self) -> &'static [RateKind] {
         match self {
-            Self::CreatesPerMinute => "creates_per_minute",
-            Self::CreatesPerHour => "creates_per_hour",
+            Self::Create => &[RateKind::CreatesPerMinute, RateKind::CreatesPerHour],
+            Self::Fork => &[
+                RateKind::ForksPerMinute,
+                RateKind::ForksPerHour,
+                RateKind::CreatesPerMinute,
+                RateKind::CreatesPerHour,
+            ],
+            Self::Resume => &[RateKind::ResumesPerMinute, RateKind::ResumesPerHour],
         }
     }
 }
 
+/// Declares the kinds of rate limits: each one's word, field, and length of time.
+macro_rules! rates {
+    ($($(#[$doc:meta])* $kind:ident, $field:ident, $seconds:literal;)*) => {
+        /// A tenant's rate limits; `None` is unlimited.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct RateLimits {
+            $($(#[$doc])* pub $field: Option<u64>,)*
+        }
+
+        /// A kind of rate limit.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum RateKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl RateKind {
+            /// Every kind.
+            pub const ALL: &'static [Self] = &[$(Self::$kind,)*];
+
+            /// The word used in bodies.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$kind => stringify!($field),)*
+                }
+            }
+        }
+
+        impl RateLimits {
+            /// The rate of a kind; `None` is unlimited.
+            #[must_use]
+            pub const fn rate(&self, kind: RateKind) -> Option<Rate> {
+                let (limit, seconds) = match kind {
+                    $(RateKind::$kind => (self.$field, $seconds),)*
+                };
+                match limit {
+                    Some(limit) => Some(Rate { limit, per: Millis::from_seconds(seconds) }),
+                    None => None,
+                }
+            }
+        }
+
+        /// A tenant's token buckets, one for each kind of limit.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Buckets {
+            $($field: Bucket,)*
+        }
+
+        impl Buckets {
+            const fn of(&self, kind: RateKind) -> &Bucket {
+                match kind {
+                    $(RateKind::$kind => &self.$field,)*
+                }
+            }
+
+            const fn of_mut(&mut self, kind: RateKind) -> &mut Bucket {
+                match kind {
+                    $(RateKind::$kind => &mut self.$field,)*
+                }
+            }
+        }
+    };
+}
+
+rates! {
+    /// Creates and reservations per minute, against loops.
+    CreatesPerMinute, creates_per_minute, 60;
+    /// Creates and reservations per hour, sustained.
+    CreatesPerHour, creates_per_hour, 3600;
+    /// Forks per minute.
+    ForksPerMinute, forks_per_minute, 60;
+    /// Forks per hour, sustained.
+    ForksPerHour, forks_per_hour, 3600;
+    /// Resumes and starts per minute.
+    ResumesPerMinute, resumes_per_minute, 60;
+    /// Resumes and starts per hour, sustained.
+    ResumesPerHour, resumes_per_hour, 3600;
+}
+
 impl RateLimits {
-    /// The rate of a kind; `None` is unlimited.
+    /// Whether nothing is limited.
     #[must_use]
-    pub fn rate(&self, kind: RateKind) -> Option<Rate> {
-        let (limit, seconds) = match kind {
-            RateKind::CreatesPerMinute => (self.creates_per_minute, 60),
-            RateKind::CreatesPerHour => (self.creates_per_hour, 3600),
-        };
-        limit.map(|limit| Rate { limit, per: Millis::from_seconds(seconds) })
+    pub fn is_unlimited(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -183,44 +256,22 @@ pub struct Limited {
     pub retry_after: Option<Millis>,
 }
 
-/// A tenant's token buckets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Buckets {
-    /// For the minute's limit.
-    pub minute: Bucket,
-    /// For the hour's.
-    pub hour: Bucket,
-}
-
 impl Buckets {
-    const fn of(&self, kind: RateKind) -> &Bucket {
-        match kind {
-            RateKind::CreatesPerMinute => &self.minute,
-            RateKind::CreatesPerHour => &self.hour,
-        }
-    }
-
-    const fn of_mut(&mut self, kind: RateKind) -> &mut Bucket {
-        match kind {
-            RateKind::CreatesPerMinute => &mut self.minute,
-            RateKind::CreatesPerHour => &mut self.hour,
-        }
-    }
-
-    /// Takes `creates` tokens from every bucket, or from none.
+    /// Takes `count` tokens from every bucket that the operation counts against, or from none.
     ///
     /// # Errors
     /// With the limit that holds longest, and the exact time until all of them would pass.
     pub fn take(
         &mut self,
-        creates: u64,
+        operation: Operation,
+        count: u64,
         limits: &RateLimits,
         now: Timestamp,
     ) -> Result<(), Limited> {
-        self.would_take(creates, limits, now)?;
-        for kind in RateKind::ALL {
-            if let Some(rate) = limits.rate(kind) {
-                let taken = self.of_mut(kind).take(creates, &rate, now);
+        self.would_take(operation, count, limits, now)?;
+        for kind in operation.kinds() {
+            if let Some(rate) = limits.rate(*kind) {
+                let taken = self.of_mut(*kind).take(count, &rate, now);
                 debug_assert!(taken.is_ok(), "every bucket was asked before");
             }
         }
@@ -233,14 +284,16 @@ impl Buckets {
     /// As [`Buckets::take`].
     pub fn would_take(
         &self,
-        creates: u64,
+        operation: Operation,
+        count: u64,
         limits: &RateLimits,
         now: Timestamp,
     ) -> Result<(), Limited> {
         let mut worst: Option<Limited> = None;
-        for kind in RateKind::ALL {
+        for kind in operation.kinds() {
+            let kind = *kind;
             let Some(rate) = limits.rate(kind) else { continue };
-            let Err(retry_after) = self.of(kind).would_take(creates, &rate, now) else { continue };
+            let Err(retry_after) = self.of(kind).would_take(count, &rate, now) else { continue };
             // "Never" holds longer than any time.
             let length = |limited: &Limited| limited.retry_after.unwrap_or(Millis(u64::MAX));
             let limited = Limited { kind, limit: rate.limit, retry_after };
@@ -251,11 +304,11 @@ impl Buckets {
         worst.map_or(Ok(()), Err)
     }
 
-    /// Gives tokens back to every bucket, after a capacity refusal.
-    pub fn give_back(&mut self, creates: u64, limits: &RateLimits) {
-        for kind in RateKind::ALL {
-            if let Some(rate) = limits.rate(kind) {
-                self.of_mut(kind).give_back(creates, &rate);
+    /// Gives tokens back to every bucket that they were taken from, after a capacity refusal.
+    pub fn give_back(&mut self, operation: Operation, count: u64, limits: &RateLimits) {
+        for kind in operation.kinds() {
+            if let Some(rate) = limits.rate(*kind) {
+                self.of_mut(*kind).give_back(count, &rate);
             }
         }
     }
@@ -274,10 +327,15 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use super::Operation::{Create, Fork, Resume};
     use super::*;
 
     fn plan(minute: u64, hour: u64) -> RateLimits {
-        RateLimits { creates_per_minute: Some(minute), creates_per_hour: Some(hour) }
+        RateLimits {
+            creates_per_minute: Some(minute),
+            creates_per_hour: Some(hour),
+            ..RateLimits::default()
+        }
     }
 
     /// Tries a create every `every` milliseconds and counts those that pass.
@@ -286,7 +344,7 @@ mod tests {
         let mut passed = 0;
         let mut now = 0;
         while now < millis {
-            passed += u64::from(buckets.take(1, limits, Timestamp(now)).is_ok());
+            passed += u64::from(buckets.take(Create, 1, limits, Timestamp(now)).is_ok());
             now += every;
         }
         passed
@@ -314,36 +372,74 @@ mod tests {
         let limits = plan(10, 12);
         let mut buckets = Buckets::default();
         for _ in 0..10 {
-            assert!(buckets.take(1, &limits, Timestamp(0)).is_ok());
+            assert!(buckets.take(Create, 1, &limits, Timestamp(0)).is_ok());
         }
-        let refused = buckets.take(1, &limits, Timestamp(0)).unwrap_err();
+        let refused = buckets.take(Create, 1, &limits, Timestamp(0)).unwrap_err();
         assert_eq!(refused.kind, RateKind::CreatesPerMinute);
         assert_eq!(refused.retry_after, Some(Millis(6000)));
         assert_eq!(buckets.left(RateKind::CreatesPerHour, &limits, Timestamp(0)), Some(2));
         for now in [6000, 12_000] {
-            assert!(buckets.take(1, &limits, Timestamp(now)).is_ok());
+            assert!(buckets.take(Create, 1, &limits, Timestamp(now)).is_ok());
         }
-        let refused = buckets.take(1, &limits, Timestamp(18_000)).unwrap_err();
+        let refused = buckets.take(Create, 1, &limits, Timestamp(18_000)).unwrap_err();
         assert_eq!(refused.kind, RateKind::CreatesPerHour);
         // Twelve an hour: one each 300 s, of which 18 have passed.
         assert_eq!(refused.retry_after, Some(Millis(282_000)));
-        assert!(buckets.take(1, &limits, Timestamp(300_000)).is_ok());
+        assert!(buckets.take(Create, 1, &limits, Timestamp(300_000)).is_ok());
     }
 
     #[test]
     fn a_batch_larger_than_the_bucket_never_passes_and_says_so() {
         let mut buckets = Buckets::default();
-        let refused = buckets.take(61, &plan(60, 1000), Timestamp(0)).unwrap_err();
+        let refused = buckets.take(Create, 61, &plan(60, 1000), Timestamp(0)).unwrap_err();
         assert_eq!((refused.kind, refused.retry_after), (RateKind::CreatesPerMinute, None));
-        assert!(buckets.take(60, &plan(60, 1000), Timestamp(0)).is_ok());
+        assert!(buckets.take(Create, 60, &plan(60, 1000), Timestamp(0)).is_ok());
     }
 
     #[test]
     fn a_limit_of_nothing_lets_nothing_through() {
         let mut buckets = Buckets::default();
-        let refused = buckets.take(1, &plan(0, 10), Timestamp(0)).unwrap_err();
+        let refused = buckets.take(Create, 1, &plan(0, 10), Timestamp(0)).unwrap_err();
         assert_eq!(refused.retry_after, None);
-        assert!(buckets.take(0, &plan(0, 10), Timestamp(0)).is_ok());
+        assert!(buckets.take(Create, 0, &plan(0, 10), Timestamp(0)).is_ok());
+    }
+
+    #[test]
+    fn a_fork_counts_as_a_create_too_and_a_resume_by_itself() {
+        let limits =
+            RateLimits { forks_per_minute: Some(2), resumes_per_hour: Some(1), ..plan(3, 100) };
+        let mut buckets = Buckets::default();
+        let now = Timestamp(0);
+        assert!(buckets.take(Fork, 2, &limits, now).is_ok());
+        let refused = buckets.take(Fork, 1, &limits, now).unwrap_err();
+        assert_eq!(
+            (refused.kind, refused.retry_after),
+            (RateKind::ForksPerMinute, Some(Millis(30_000)))
+        );
+        assert!(buckets.take(Create, 1, &limits, now).is_ok());
+        let refused = buckets.take(Create, 1, &limits, now).unwrap_err();
+        assert_eq!(refused.kind, RateKind::CreatesPerMinute);
+        assert!(buckets.take(Resume, 1, &limits, now).is_ok());
+        let refused = buckets.take(Resume, 1, &limits, now).unwrap_err();
+        assert_eq!(
+            (refused.kind, refused.retry_after),
+            (RateKind::ResumesPerHour, Some(Millis(3_600_000)))
+        );
+        // What is given back goes where it was taken from.
+        buckets.give_back(Fork, 1, &limits);
+        assert!(buckets.take(Create, 1, &limits, now).is_ok());
+        assert!(buckets.take(Fork, 1, &limits, now).is_err());
+        assert_eq!(buckets.left(RateKind::ForksPerMinute, &limits, now), Some(1));
+    }
+
+    #[test]
+    fn every_kind_is_counted_against_by_some_operation() {
+        let of = |operation: Operation| operation.kinds().iter().copied();
+        let mut all: Vec<RateKind> = of(Create).chain(of(Fork)).chain(of(Resume)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all, RateKind::ALL);
+        assert!(RateLimits::default().is_unlimited() && !plan(1, 1).is_unlimited());
     }
 
     #[test]
@@ -351,7 +447,7 @@ mod tests {
         let mut buckets = Buckets::default();
         let unlimited = RateLimits::default();
         for _ in 0..1000 {
-            assert!(buckets.take(1000, &unlimited, Timestamp(0)).is_ok());
+            assert!(buckets.take(Create, 1000, &unlimited, Timestamp(0)).is_ok());
         }
         assert_eq!(buckets.left(RateKind::CreatesPerMinute, &unlimited, Timestamp(0)), None);
         assert_eq!(buckets, Buckets::default());

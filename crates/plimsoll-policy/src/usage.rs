@@ -2,59 +2,249 @@
 
 use alloc::vec::Vec;
 
-use plimsoll_types::{Mib, Millis, SandboxStatus, Timestamp};
+use plimsoll_types::{BasisPoints, Mib, Millis, SandboxStatus, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Attempts of one sandbox whose counters are remembered. A report can come late by a restart or
+use crate::ladder::used_share;
+
+/// Attempts of one guest whose counters are remembered. A report can come late by a restart or
 /// two; about an attempt further back nothing can be told apart from a repetition.
 const ATTEMPTS_KEPT: usize = 4;
 
-/// What has been credited of one cumulative counter.
+/// Cumulative counters of one attempt, or what they have grown by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// CPU in core-milliseconds.
+    pub cpu_millis: u64,
+    /// Bytes sent out.
+    pub egress_bytes: u64,
+}
+
+/// How far one guest's use has been credited. It is written together with what was credited, so
+/// that a restart goes on exactly there.
 ///
 /// A host reports totals per attempt. The difference to what was seen is credited, so a report
 /// that comes twice, late or out of order credits nothing twice and loses nothing, as long as the
 /// attempt is among the four newest. Beyond that the doubt goes to the tenant: nothing is credited.
 ///
 /// ```
-/// use plimsoll_policy::usage::Meter;
+/// use plimsoll_policy::usage::{Meter, Totals};
 ///
 /// let mut meter = Meter::default();
-/// assert_eq!(meter.credit(1, 500), 500);
-/// assert_eq!(meter.credit(1, 700), 200);
-/// assert_eq!(meter.credit(1, 700), 0);
-/// assert_eq!(meter.credit(2, 30), 30, "a new attempt counts from zero");
-/// assert_eq!(meter.credit(1, 750), 50, "a late total of the old one is credited still");
+/// let mut cpu = |attempt, cpu_millis| {
+///     meter.credit(attempt, Totals { cpu_millis, egress_bytes: 0 }).cpu_millis
+/// };
+/// assert_eq!(cpu(1, 500), 500);
+/// assert_eq!(cpu(1, 700), 200);
+/// assert_eq!(cpu(1, 700), 0);
+/// assert_eq!(cpu(2, 30), 30, "a new attempt counts from zero");
+/// assert_eq!(cpu(1, 750), 50, "a late total of the old one is credited still");
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Meter {
-    /// (attempt, highest total seen), newest first; unused places at the end.
-    seen: [Option<(u64, u64)>; ATTEMPTS_KEPT],
+    /// Its memory is credited up to here.
+    pub at: Timestamp,
+    /// Since when it has kept all of its vCPUs busy ([`crate::abuse::FullCore`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_since: Option<Timestamp>,
+    /// The highest totals seen, newest attempt first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    seen: Vec<(u32, Totals)>,
 }
 
 impl Meter {
-    /// Takes a reported total and gives what it adds.
-    pub fn credit(&mut self, attempt: u64, total: u64) -> u64 {
+    /// Takes reported totals and gives what they add.
+    pub fn credit(&mut self, attempt: u32, totals: Totals) -> Totals {
         for place in 0..ATTEMPTS_KEPT {
-            match &mut self.seen[place] {
+            match self.seen.get_mut(place) {
                 Some((known, seen)) if *known == attempt => {
-                    let delta = total.saturating_sub(*seen);
-                    *seen = (*seen).max(total);
-                    return delta;
+                    let more = Totals {
+                        cpu_millis: totals.cpu_millis.saturating_sub(seen.cpu_millis),
+                        egress_bytes: totals.egress_bytes.saturating_sub(seen.egress_bytes),
+                    };
+                    seen.cpu_millis = seen.cpu_millis.max(totals.cpu_millis);
+                    seen.egress_bytes = seen.egress_bytes.max(totals.egress_bytes);
+                    return more;
                 }
                 Some((known, _)) if *known > attempt => {}
                 _ => {
-                    self.seen[place..].rotate_right(1);
-                    self.seen[place] = Some((attempt, total));
-                    return total;
+                    self.seen.truncate(ATTEMPTS_KEPT - 1);
+                    self.seen.insert(place, (attempt, totals));
+                    return totals;
                 }
             }
         }
-        0
+        Totals::default()
     }
 
-    /// Each attempt that is remembered with the total credited of it, newest first.
-    pub fn remembered(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.seen.iter().flatten().copied()
+    /// Each attempt that is remembered with the totals credited of it, newest first.
+    pub fn remembered(&self) -> impl Iterator<Item = (u32, Totals)> + '_ {
+        self.seen.iter().copied()
+    }
+
+    /// Whether nothing was ever metered.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Use of a period or an hour, in the units in which it is summed without rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// CPU in core-milliseconds.
+    pub cpu_millis: u64,
+    /// Charged memory in MiB-milliseconds.
+    pub charged_mib_millis: u64,
+    /// Resident memory in MiB-milliseconds.
+    pub resident_mib_millis: u64,
+    /// Bytes sent out.
+    pub egress_bytes: u64,
+}
+
+impl Amounts {
+    /// The sum, held at the largest numbers that fit.
+    #[must_use]
+    pub const fn plus(self, more: Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.saturating_add(more.cpu_millis),
+            charged_mib_millis: self.charged_mib_millis.saturating_add(more.charged_mib_millis),
+            resident_mib_millis: self.resident_mib_millis.saturating_add(more.resident_mib_millis),
+            egress_bytes: self.egress_bytes.saturating_add(more.egress_bytes),
+        }
+    }
+
+    /// Whether nothing was used.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whole CPU-seconds, rounded down.
+    #[must_use]
+    pub const fn cpu_seconds(&self) -> u64 {
+        self.cpu_millis / 1000
+    }
+
+    /// The memory that is billed, in MiB-milliseconds: what the host's budget was charged.
+    ///
+    /// Charged and not resident memory, because it is what nobody else could have meanwhile; it
+    /// is known from the first moment, before any sample; and a gap in the reports leaves no gap
+    /// in it. For a stateless guest that has settled the two are the same.
+    #[must_use]
+    pub const fn billed_mib_millis(&self) -> u64 {
+        self.charged_mib_millis
+    }
+
+    /// Whole GiB-hours of billed memory, rounded down.
+    #[must_use]
+    pub const fn gib_hours(&self) -> u64 {
+        gib_hours(self.billed_mib_millis())
+    }
+
+    /// Thousandths of GiB-hours of billed memory, rounded down: one guest rarely fills whole ones.
+    #[must_use]
+    pub fn gib_hours_thousandths(&self) -> u64 {
+        let thousandths = u128::from(self.billed_mib_millis()) * 1000;
+        let whole = thousandths / u128::from(MIB_MILLIS_PER_GIB_HOUR);
+        u64::try_from(whole).unwrap_or(u64::MAX)
+    }
+
+    /// The same amounts over the hours between two instants, each split as [`split_hours`] does.
+    #[must_use]
+    pub fn split(&self, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, Self)> {
+        let mut parts: Vec<(Timestamp, Self)> = Vec::new();
+        let mut put = |amount, one: fn(u64) -> Self| {
+            for (hour, part) in split_hours(amount, from, to) {
+                let place = parts.partition_point(|(at, _)| *at < hour);
+                match parts.get_mut(place) {
+                    Some((at, sum)) if *at == hour => *sum = sum.plus(one(part)),
+                    _ => parts.insert(place, (hour, one(part))),
+                }
+            }
+        };
+        put(self.cpu_millis, |cpu_millis| Self { cpu_millis, ..Self::default() });
+        put(self.charged_mib_millis, |charged_mib_millis| Self {
+            charged_mib_millis,
+            ..Self::default()
+        });
+        put(self.resident_mib_millis, |resident_mib_millis| Self {
+            resident_mib_millis,
+            ..Self::default()
+        });
+        put(self.egress_bytes, |egress_bytes| Self { egress_bytes, ..Self::default() });
+        parts
+    }
+}
+
+/// Limits on what is used up in a period; `None` is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConsumptionLimits {
+    /// CPU-seconds.
+    pub cpu_seconds: Option<u64>,
+    /// GiB-hours of memory.
+    pub gib_hours: Option<u64>,
+    /// Bytes sent out.
+    pub egress_bytes: Option<u64>,
+}
+
+/// One consumption counter beside its limit, in the units that people are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Consumed {
+    /// The word used in bodies.
+    pub name: &'static str,
+    /// Used, rounded down.
+    pub used: u64,
+    /// Allowed; `None` is unlimited.
+    pub limit: Option<u64>,
+    /// The exact share that is used.
+    pub share: BasisPoints,
+}
+
+impl ConsumptionLimits {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub const fn is_unlimited(&self) -> bool {
+        self.cpu_seconds.is_none() && self.gib_hours.is_none() && self.egress_bytes.is_none()
+    }
+
+    /// Every counter beside its limit.
+    #[must_use]
+    pub fn consumed(&self, used: &Amounts) -> [Consumed; 3] {
+        // Shares are taken of the exact sums, so that 80 % of one CPU-second is no rounding error.
+        let share = |used: u64, limit: Option<u64>, unit: u64| {
+            used_share(used, limit.map(|limit| limit.saturating_mul(unit)))
+        };
+        let (cpu, memory, egress) = (self.cpu_seconds, self.gib_hours, self.egress_bytes);
+        [
+            Consumed {
+                name: "cpu_seconds",
+                used: used.cpu_seconds(),
+                limit: cpu,
+                share: share(used.cpu_millis, cpu, 1000),
+            },
+            Consumed {
+                name: "gib_hours",
+                used: used.gib_hours(),
+                limit: memory,
+                share: share(used.billed_mib_millis(), memory, MIB_MILLIS_PER_GIB_HOUR),
+            },
+            Consumed {
+                name: "egress_bytes",
+                used: used.egress_bytes,
+                limit: egress,
+                share: share(used.egress_bytes, egress, 1),
+            },
+        ]
+    }
+
+    /// The counter of which the largest share is used; of equals the first.
+    #[must_use]
+    pub fn tightest(&self, used: &Amounts) -> Consumed {
+        let [first, rest @ ..] = self.consumed(used);
+        rest.into_iter().fold(first, |most, next| if next.share > most.share { next } else { most })
     }
 }
 
@@ -155,18 +345,67 @@ mod tests {
     use super::*;
     use crate::period::{AnchorDay, period_at};
 
+    fn cpu(meter: &mut Meter, attempt: u32, cpu_millis: u64) -> u64 {
+        meter.credit(attempt, Totals { cpu_millis, egress_bytes: 0 }).cpu_millis
+    }
+
+    #[test]
+    fn each_counter_of_an_attempt_is_credited_by_itself() {
+        let mut meter = Meter::default();
+        let totals = |cpu_millis, egress_bytes| Totals { cpu_millis, egress_bytes };
+        assert_eq!(meter.credit(1, totals(10, 5)), totals(10, 5));
+        // A counter that has fallen adds nothing; its neighbour does.
+        assert_eq!(meter.credit(1, totals(4, 8)), totals(0, 3));
+        assert_eq!(meter.credit(1, totals(12, 8)), totals(2, 0));
+    }
+
+    #[test]
+    fn the_tightest_counter_is_the_one_nearest_its_limit() {
+        let limits =
+            ConsumptionLimits { cpu_seconds: Some(100), gib_hours: Some(10), egress_bytes: None };
+        let used = Amounts {
+            cpu_millis: 79_999,
+            charged_mib_millis: 8 * MIB_MILLIS_PER_GIB_HOUR,
+            egress_bytes: u64::MAX,
+            ..Amounts::default()
+        };
+        let tightest = limits.tightest(&used);
+        assert_eq!((tightest.name, tightest.used, tightest.limit), ("gib_hours", 8, Some(10)));
+        assert_eq!(tightest.share, BasisPoints(8000));
+        assert_eq!(limits.consumed(&used)[0].share, BasisPoints(7999));
+        let exact = Amounts { cpu_millis: 100_000, ..Amounts::default() };
+        assert_eq!(limits.tightest(&exact).share, BasisPoints::ONE);
+        let nothing = ConsumptionLimits::default();
+        assert!(nothing.is_unlimited());
+        assert_eq!(nothing.tightest(&used).share, BasisPoints::ZERO);
+    }
+
+    #[test]
+    fn amounts_are_split_counter_by_counter() {
+        let used = Amounts { cpu_millis: 90, egress_bytes: 1, ..Amounts::default() };
+        let parts = used.split(Timestamp(1_800_000), Timestamp(2 * 3_600_000));
+        let cpu = |cpu_millis| Amounts { cpu_millis, ..Amounts::default() };
+        assert_eq!(
+            parts,
+            [
+                (Timestamp(0), cpu(30)),
+                (Timestamp(3_600_000), Amounts { egress_bytes: 1, ..cpu(60) })
+            ]
+        );
+    }
+
     #[test]
     fn late_reports_of_an_old_attempt_are_credited_once_and_only_while_remembered() {
         let mut meter = Meter::default();
-        assert_eq!(meter.credit(1, 100), 100);
+        assert_eq!(cpu(&mut meter, 1, 100), 100);
         for attempt in 2..=4 {
-            assert_eq!(meter.credit(attempt, 10), 10);
+            assert_eq!(cpu(&mut meter, attempt, 10), 10);
         }
-        assert_eq!(meter.credit(1, 140), 40);
-        assert_eq!(meter.credit(1, 140), 0);
-        assert_eq!(meter.credit(5, 10), 10);
+        assert_eq!(cpu(&mut meter, 1, 140), 40);
+        assert_eq!(cpu(&mut meter, 1, 140), 0);
+        assert_eq!(cpu(&mut meter, 5, 10), 10);
         // The first is forgotten: in doubt nothing is credited.
-        assert_eq!(meter.credit(1, 200), 0);
+        assert_eq!(cpu(&mut meter, 1, 200), 0);
         let attempts: Vec<_> = meter.remembered().map(|(attempt, _)| attempt).collect();
         assert_eq!(attempts, [5, 4, 3, 2]);
     }
@@ -174,18 +413,18 @@ mod tests {
     #[test]
     fn an_attempt_that_was_skipped_is_credited_when_it_comes() {
         let mut meter = Meter::default();
-        assert_eq!(meter.credit(3, 5), 5);
-        assert_eq!(meter.credit(2, 7), 7);
-        assert_eq!(meter.credit(2, 7), 0);
-        assert_eq!(meter.credit(3, 6), 1);
+        assert_eq!(cpu(&mut meter, 3, 5), 5);
+        assert_eq!(cpu(&mut meter, 2, 7), 7);
+        assert_eq!(cpu(&mut meter, 2, 7), 0);
+        assert_eq!(cpu(&mut meter, 3, 6), 1);
     }
 
     #[test]
     fn a_total_that_falls_within_an_attempt_credits_nothing_until_it_has_caught_up() {
         let mut meter = Meter::default();
-        assert_eq!(meter.credit(1, 100), 100);
-        assert_eq!(meter.credit(1, 40), 0);
-        assert_eq!(meter.credit(1, 101), 1);
+        assert_eq!(cpu(&mut meter, 1, 100), 100);
+        assert_eq!(cpu(&mut meter, 1, 40), 0);
+        assert_eq!(cpu(&mut meter, 1, 101), 1);
     }
 
     #[test]
@@ -243,13 +482,13 @@ mod tests {
         /// Public failure Q2.
         #[test]
         fn reports_that_come_twice_late_or_out_of_order_credit_the_use_once(
-            reports in vec((1_u64..=4, 0_u64..1000), 0..60),
+            reports in vec((1_u32..=4, 0_u64..1000), 0..60),
         ) {
             let mut meter = Meter::default();
             let mut credited = 0;
-            let mut highest: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut highest: BTreeMap<u32, u64> = BTreeMap::new();
             for (attempt, total) in reports {
-                credited += meter.credit(attempt, total);
+                credited += cpu(&mut meter, attempt, total);
                 let seen = highest.entry(attempt).or_default();
                 *seen = (*seen).max(total);
             }
@@ -258,13 +497,13 @@ mod tests {
 
         #[test]
         fn nothing_is_ever_credited_twice(
-            reports in vec((0_u64..20, 0_u64..1000), 0..80),
+            reports in vec((0_u32..20, 0_u64..1000), 0..80),
         ) {
             let mut meter = Meter::default();
-            let mut credited: BTreeMap<u64, u64> = BTreeMap::new();
-            let mut highest: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut credited: BTreeMap<u32, u64> = BTreeMap::new();
+            let mut highest: BTreeMap<u32, u64> = BTreeMap::new();
             for (attempt, total) in reports {
-                *credited.entry(attempt).or_default() += meter.credit(attempt, total);
+                *credited.entry(attempt).or_default() += cpu(&mut meter, attempt, total);
                 let seen = highest.entry(attempt).or_default();
                 *seen = (*seen).max(total);
                 prop_assert!(credited[&attempt] <= highest[&attempt]);
