@@ -13,39 +13,11 @@ use plimsoll_types::{
 use serde::{Deserialize, Serialize};
 
 pub use plimsoll_policy::quota::Limit;
+pub use plimsoll_policy::rate::RateLimits;
+pub use plimsoll_policy::usage::{ConsumptionLimits, Meter, Totals};
 
 /// Limits on what is alive at once: sandboxes, vCPUs and configured memory in MiB.
 pub type ConcurrencyLimits = plimsoll_policy::quota::Limits;
-
-/// Limits on what is used up in a period; `None` is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConsumptionLimits {
-    /// CPU-seconds.
-    pub cpu_seconds: Option<u64>,
-    /// GiB-hours of memory.
-    pub gib_hours: Option<u64>,
-    /// Bytes sent out.
-    pub egress_bytes: Option<u64>,
-}
-
-/// Limits on how often something is done; `None` is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RateLimits {
-    /// Creates and reservations per minute, against loops.
-    pub creates_per_minute: Option<u64>,
-    /// Creates and reservations per hour, sustained.
-    pub creates_per_hour: Option<u64>,
-    /// Forks per minute.
-    pub forks_per_minute: Option<u64>,
-    /// Forks per hour, sustained.
-    pub forks_per_hour: Option<u64>,
-    /// Resumes and starts per minute.
-    pub resumes_per_minute: Option<u64>,
-    /// Resumes and starts per hour, sustained.
-    pub resumes_per_hour: Option<u64>,
-}
 
 /// Everything that a plan limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -266,6 +238,38 @@ pub struct SandboxSpec {
     pub key: Option<String>,
 }
 
+/// For what the cell paused a sandbox of its own accord and will let it run again by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PausedBy {
+    /// Its tenant has used up its budget.
+    Quota,
+    /// Its tenant is suspected of abuse.
+    Abuse,
+}
+
+impl PausedBy {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::Quota, Self::Abuse];
+
+    /// The word used at every edge.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quota => "quota",
+            Self::Abuse => "abuse",
+        }
+    }
+}
+
+impl std::str::FromStr for PausedBy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|by| by.as_str() == text).ok_or(())
+    }
+}
+
 /// One sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRow {
@@ -341,6 +345,10 @@ pub struct SandboxRow {
     pub decision_id: DecisionId,
     /// Fingerprint of the body that its key is bound to; 0 without a key.
     pub body_hash: u64,
+    /// For what the cell paused it, while it will let it run again by itself.
+    pub paused_by: Option<PausedBy>,
+    /// How far its use has been written.
+    pub meter: Meter,
 }
 
 /// Where a reservation stands.
@@ -413,6 +421,8 @@ pub struct ReservationRow {
     pub ended_at: Option<Timestamp>,
     /// The decision that made it.
     pub decision_id: DecisionId,
+    /// How far its use has been written.
+    pub meter: Meter,
 }
 
 /// What was decided about.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_policy::rate::Operation;
 use plimsoll_types::{Mib, RefusalCode, RetryHint, Timestamp};
 
 use super::Engine;
@@ -35,7 +36,7 @@ impl Engine {
                         incoming: Use::one(draft.row.memory_mib, draft.row.vcpus),
                         criticality: draft.row.criticality,
                         adds: true,
-                        creates: 1,
+                        rate: (Operation::Create, 1),
                     };
                     let ask = row_ask(&draft.row, &spec, smallvec::SmallVec::new(), None);
                     self.explained(now, &asked, &ask)

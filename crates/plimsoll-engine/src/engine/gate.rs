@@ -3,6 +3,7 @@
 
 use plimsoll_policy::charge::Shape;
 use plimsoll_policy::quota::check_all;
+use plimsoll_policy::rate::{Limited, Operation};
 use plimsoll_policy::retry::{RetryFacts, estimate};
 use plimsoll_types::{
     Criticality, Mib, Millis, PolicyMode, RefusalCode, RetryHint, TenantId, Timestamp,
@@ -26,8 +27,8 @@ pub(super) struct Asked {
     pub(super) criticality: Criticality,
     /// Whether quota is asked: a resume adds nothing.
     pub(super) adds: bool,
-    /// How many creates it counts for against the tenant's rates; 0 for what was let in before.
-    pub(super) creates: u64,
+    /// What it counts as against the tenant's rates, and how often: 0 for what was let in before.
+    pub(super) rate: (Operation, u64),
 }
 
 impl Engine {
@@ -72,35 +73,51 @@ impl Engine {
 
     /// The same, stopping at the first no and building no text for a yes.
     pub(super) fn gate(&self, now: Timestamp, asked: &Asked, pools: &[Ix]) -> Option<Refusal> {
+        self.gate_size(asked, pools)
+            .or_else(|| self.gate_limits(now, asked))
+            .or_else(|| self.gate_degraded(asked))
+    }
+
+    /// Whether the tenant may ask at all, and whether what it asks for could ever fit.
+    pub(super) fn gate_size(&self, asked: &Asked, pools: &[Ix]) -> Option<Refusal> {
         if self.tenants[asked.tenant].row.suspended.is_some() {
             return self.check_suspended(asked).err();
         }
-        if !self.size_fits(asked, pools) {
-            return self.check_size(asked, pools).err();
+        if self.size_fits(asked, pools) { None } else { self.check_size(asked, pools).err() }
+    }
+
+    /// The tenant's own limits: suspended, rate, budget, quota. All that stands against a resume
+    /// or a start, which is no new size and adds nothing to what is alive.
+    pub(super) fn gate_limits(&self, now: Timestamp, asked: &Asked) -> Option<Refusal> {
+        if self.tenants[asked.tenant].row.suspended.is_some() {
+            return self.check_suspended(asked).err();
         }
-        if asked.creates > 0 {
-            let tenant = &self.tenants[asked.tenant];
-            if tenant.buckets.would_take(asked.creates, &tenant.rates(), now).is_err() {
-                return self.check_rate(now, asked).err();
-            }
+        if self.limited(now, asked).is_some() {
+            return self.check_rate(now, asked).err();
         }
         if asked.adds && self.quota_hit(now, asked).is_some() {
             return self.check_quota(now, asked).err();
         }
-        self.check_degraded(asked).err()
+        None
     }
 
-    /// What stands against a resume or a start: it adds nothing to quota and is no new size.
-    pub(super) fn check_wake(
-        &self,
-        now: Timestamp,
-        asked: &Asked,
-        pools: &[Ix],
-    ) -> Option<Refusal> {
-        let mut asked = *asked;
-        asked.shape.memory = Mib::ZERO;
-        asked.shape.vcpus = plimsoll_types::Vcpus::ZERO;
-        self.gate(now, &asked, pools)
+    /// Whether a static policy sheds it.
+    pub(super) fn gate_degraded(&self, asked: &Asked) -> Option<Refusal> {
+        if self.sheds(asked) { self.check_degraded(asked).err() } else { None }
+    }
+
+    /// Whether its tenant's own limits, or its own size, keep a waiter from being served: it then
+    /// stands aside for those behind it, whose tenants have done nothing.
+    pub(super) fn held_back(&self, now: Timestamp, asked: &Asked, pools: &[Ix]) -> bool {
+        self.tenants[asked.tenant].row.suspended.is_some()
+            || (asked.adds && !self.size_fits(asked, pools))
+            || (asked.adds && self.quota_hit(now, asked).is_some())
+            || self.sheds(asked)
+    }
+
+    fn sheds(&self, asked: &Asked) -> bool {
+        asked.criticality == Criticality::Sheddable
+            && self.pools[asked.pool].policy.1 == PolicyMode::Static
     }
 
     fn check_suspended(&self, asked: &Asked) -> Result<String, Refusal> {
@@ -167,34 +184,48 @@ impl Engine {
     }
 
     fn check_rate(&self, now: Timestamp, asked: &Asked) -> Result<String, Refusal> {
-        let tenant = &self.tenants[asked.tenant];
-        let limited = match tenant.buckets.would_take(asked.creates, &tenant.rates(), now) {
-            Ok(()) => return Ok("within the tenant's rates".to_owned()),
-            Err(limited) => limited,
+        let Some(limited) = self.limited(now, asked) else {
+            return Ok("within the tenant's rates".to_owned());
         };
+        let tenant = &self.tenants[asked.tenant];
         let name = limited.kind.as_str();
+        let incoming = asked.rate.1;
         let mut refusal = Refusal::new(
             RefusalCode::RateLimited,
-            format!("{name}: {} asked for at a limit of {}", asked.creates, limited.limit),
+            format!("{name}: {incoming} asked for at a limit of {}", limited.limit),
         );
         refusal.retry = limited.retry_after.map_or(RetryHint::Never, RetryHint::After);
-        let used = limited
-            .limit
-            .saturating_sub(tenant.buckets.left(limited.kind, &tenant.rates(), now).unwrap_or(0));
-        let (incoming, limit) = (asked.creates, limited.limit);
+        let left = tenant.buckets.left(limited.kind, &tenant.limits.rate, now).unwrap_or(0);
+        let limit = limited.limit;
+        let used = limit.saturating_sub(left);
         refusal.limit = Some(LimitHit { name, used, incoming, limit });
         Err(refusal)
     }
 
     /// Takes the tokens of a request that was let in, or refused for its tenant's own limits.
     pub(super) fn spend(&mut self, now: Timestamp, asked: &Asked) {
-        if asked.creates == 0 {
-            return;
+        let (operation, count) = asked.rate;
+        if count > 0 {
+            let tenant = &mut self.tenants[asked.tenant];
+            // Asked before in the same step.
+            let _ = tenant.buckets.take(operation, count, &tenant.limits.rate, now);
         }
-        let tenant = &mut self.tenants[asked.tenant];
-        let rates = tenant.rates();
-        // Asked before in the same step; what a lowered limit no longer covers is not owed.
-        let _ = tenant.buckets.take(asked.creates, &rates, now);
+    }
+
+    /// Gives a token back: what it was taken for was refused for want of room after all.
+    pub(super) fn unspend(&mut self, tenant: Ix, operation: Operation) {
+        let tenant = &mut self.tenants[tenant];
+        tenant.buckets.give_back(operation, 1, &tenant.limits.rate);
+    }
+
+    /// The rate limit that stands against the request.
+    fn limited(&self, now: Timestamp, asked: &Asked) -> Option<Limited> {
+        let (operation, count) = asked.rate;
+        if count == 0 {
+            return None;
+        }
+        let tenant = &self.tenants[asked.tenant];
+        tenant.buckets.would_take(operation, count, &tenant.limits.rate, now).err()
     }
 
     /// The first concurrency limit that the request would exceed, the request counted in (R5).
@@ -246,7 +277,7 @@ impl Engine {
 
     fn check_degraded(&self, asked: &Asked) -> Result<String, Refusal> {
         let (version, mode) = self.pools[asked.pool].policy;
-        if mode == PolicyMode::Static && asked.criticality == Criticality::Sheddable {
+        if self.sheds(asked) {
             let mut refusal = Refusal::new(
                 RefusalCode::Degraded,
                 format!("policy {version} is static by its age; sheddable work waits"),

@@ -146,6 +146,9 @@ impl Engine {
         let pool = record.pool.clone();
         out.observations.push(crate::output::Observation::Refusal(refusal.code, pool));
         out.changes.push(crate::rows::Change::Decision(record));
+        if refusal.code.is_capacity() {
+            self.unspend(self.sandboxes[ix].tenant, self.operation(ix));
+        }
         self.forget_create(now, ix, Some(Box::new(refusal)), out);
     }
 

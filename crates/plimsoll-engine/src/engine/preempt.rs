@@ -54,7 +54,13 @@ impl Engine {
             return;
         }
         self.pools[pool].preempted_at = Some(now);
-        let places: Vec<Place> = self.pools[pool].queue.keys().take(WAITERS_MAX).copied().collect();
+        let places: Vec<Place> = self.pools[pool]
+            .queue
+            .keys()
+            .filter(|place| !self.waits_for_its_tenant(now, pool, **place))
+            .take(WAITERS_MAX)
+            .copied()
+            .collect();
         // Every guest that is being paused will serve one of those who stand first, whatever it
         // is paused for.
         let mut covered = self.pools[pool].pausing.len();

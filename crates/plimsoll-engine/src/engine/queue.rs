@@ -92,6 +92,7 @@ impl Engine {
     fn serve(&mut self, now: Timestamp, pool: Ix, out: &mut Output) {
         let mut after: Option<Place> = None;
         let mut passed = 0;
+        // The queue has a bound, and what is held back is passed over at the cost of a look.
         while passed < LOOK_BEHIND {
             let next = match after {
                 None => self.pools[pool].queue.first_key_value().map(|(place, _)| *place),
@@ -103,12 +104,26 @@ impl Engine {
             };
             let Some(place) = next else { break };
             after = Some(place);
-            if !self.serve_one(now, pool, place, out) {
+            if !self.waits_for_its_tenant(now, pool, place)
+                && !self.serve_one(now, pool, place, out)
+            {
                 passed += 1;
             }
         }
         self.set_hold(now, pool);
         self.make_room(now, pool, out);
+    }
+
+    /// Whether a waiter would be refused for its tenant's own limits. Nothing is held for it, no
+    /// guest is paused for it, and it stands in nobody's way.
+    pub(super) fn waits_for_its_tenant(&self, now: Timestamp, pool: Ix, place: Place) -> bool {
+        let asked = match self.pools[pool].queue.get(&place) {
+            Some(Waiter::Create(ix)) => self.sandbox_asked(*ix, true),
+            Some(Waiter::Resume(ix)) => self.wake_asked(*ix, 0),
+            Some(Waiter::Reserve(waiting)) => self.waiting_asked(pool, waiting),
+            None => return false,
+        };
+        self.held_back(now, &asked, &self.eligible(pool, true))
     }
 
     /// Decides one waiter again. `true` when it waits no more.
@@ -157,6 +172,7 @@ impl Engine {
         let Some(place) = self.pools[pool]
             .queue
             .keys()
+            .filter(|place| !self.waits_for_its_tenant(now, pool, **place))
             .take(LOOK_BEHIND)
             .find(|place| now.since(place.since) >= bound)
             .copied()

@@ -146,12 +146,12 @@ impl Engine {
         let none = |limit| ConsumptionView { used: 0, limit };
         let anchor = tenant.row.anchor_day.and_then(AnchorDay::new).unwrap_or(AnchorDay::CALENDAR);
         let period = period_at(anchor, now);
-        let rates = tenant.rates();
+        let rates = &limits.rate;
         let rate = RateKind::ALL
             .iter()
             .map(|kind| {
                 let view = RateView {
-                    left: tenant.buckets.left(*kind, &rates, now),
+                    left: tenant.buckets.left(*kind, rates, now),
                     limit: rates.rate(*kind).map(|rate| rate.limit),
                 };
                 (kind.as_str(), view)

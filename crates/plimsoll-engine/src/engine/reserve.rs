@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_policy::charge::Shape;
+use plimsoll_policy::rate::Operation;
 use plimsoll_policy::score::request_ring;
 use plimsoll_types::{
     ClaimId, Counted, DecisionId, DriverSet, Mib, Millis, RefusalCode, ReservationId, Timestamp,
@@ -20,7 +21,7 @@ use super::state::{
 };
 use crate::command::{Caller, Command, Reserve, ReserveBatch, ReserveItem, ReserveMode, Token};
 use crate::output::{Disposition, Observation, Output, Refusal, Reply};
-use crate::rows::{Change, ReservationRow, ReservationState, Role, Verb};
+use crate::rows::{Change, Meter, ReservationRow, ReservationState, Role, Verb};
 
 /// Any driver will do: the orchestrator starts its guests by means of its own.
 pub(super) const ANY_DRIVER: DriverSet = DriverSet::ALL;
@@ -63,7 +64,7 @@ impl Engine {
             incoming: Use::one(item.memory_mib, item.vcpus),
             criticality: item.criticality,
             adds: true,
-            creates: 1,
+            rate: (Operation::Create, 1),
         }
     }
 
@@ -94,9 +95,13 @@ impl Engine {
             Bound::Free => {}
             _ => return Self::refuse(token, conflict(&item.key), out),
         }
-        let asked = self.item_asked(tenant, pool, item);
+        let mut asked = self.item_asked(tenant, pool, item);
         let pools = self.eligible(pool, true);
         if let Some(refusal) = self.gate(now, &asked, &pools) {
+            if reserve.mode == ReserveMode::DryRun {
+                // What is only decided costs no token, whatever the verdict.
+                asked.rate.1 = 0;
+            }
             return self.refused(now, token, reserve.decision, Verb::Reserve, &asked, refusal, out);
         }
         let ask = item_ask(item, None);
@@ -172,6 +177,12 @@ impl Engine {
         self.enqueue(now, pool, place, Waiter::Reserve(Box::new(waiting)));
     }
 
+    /// A waiting reservation's own question: its rate was asked when it came.
+    pub(super) fn waiting_asked(&self, pool: Ix, waiting: &WaitingReserve) -> Asked {
+        let asked = self.item_asked(waiting.tenant, pool, &waiting.item);
+        Asked { rate: (Operation::Create, 0), ..asked }
+    }
+
     /// Decides a waiting reservation again. `true` when it waits no more.
     pub(super) fn serve_reserve(
         &mut self,
@@ -181,12 +192,8 @@ impl Engine {
         waiting: &WaitingReserve,
         out: &mut Output,
     ) -> bool {
-        let mut asked = self.item_asked(waiting.tenant, pool, &waiting.item);
-        asked.creates = 0;
+        let asked = self.waiting_asked(pool, waiting);
         let pools = self.eligible(pool, true);
-        if self.gate(now, &asked, &pools).is_some() {
-            return false;
-        }
         let Ok(found) = self.find(&pools, &item_ask(&waiting.item, Some(place))) else {
             return false;
         };
@@ -206,11 +213,11 @@ impl Engine {
         waiting: &WaitingReserve,
         out: &mut Output,
     ) {
-        let mut asked = self.item_asked(waiting.tenant, pool, &waiting.item);
-        asked.creates = 0;
+        let asked = self.waiting_asked(pool, waiting);
         let pools = self.eligible(pool, true);
         let ask = item_ask(&waiting.item, None);
         let refusal = self.gate(now, &asked, &pools).unwrap_or_else(|| {
+            self.unspend(waiting.tenant, Operation::Create);
             let miss = self.miss(&pools, &ask);
             self.capacity_refusal(now, pool, &ask, &miss)
         });
@@ -261,21 +268,13 @@ impl Engine {
         };
         let mut sum = self.item_asked(tenant, first, &batch.items[0]);
         sum.incoming = Use::default();
-        sum.creates = u64::try_from(batch.items.len()).unwrap_or(u64::MAX);
+        sum.rate.1 = u64::try_from(batch.items.len()).unwrap_or(u64::MAX);
         for (item, pool) in batch.items.iter().zip(&pools) {
-            let mut asked = self.item_asked(tenant, *pool, item);
-            sum.incoming.add(asked.incoming);
-            asked.adds = false;
-            asked.creates = 0;
-            let eligible = self.eligible(*pool, true);
-            if let Some(refusal) = self.gate(now, &asked, &eligible) {
-                let verb = Verb::ReserveBatch;
-                return self.refused(now, token, batch.decision, verb, &asked, refusal, out);
-            }
+            sum.incoming.add(self.item_asked(tenant, *pool, item).incoming);
         }
-        if let Some(refusal) = self.check_batch_quota(now, &sum) {
+        if let Some((asked, refusal)) = self.gate_batch(now, &batch.items, &pools, &sum) {
             let verb = Verb::ReserveBatch;
-            return self.refused(now, token, batch.decision, verb, &sum, refusal, out);
+            return self.refused(now, token, batch.decision, verb, &asked, refusal, out);
         }
         let mut made = Vec::with_capacity(batch.items.len());
         for ((item, pool), print) in batch.items.iter().zip(&pools).zip(&prints) {
@@ -409,6 +408,7 @@ impl Engine {
             expires_at: now + Millis::from_seconds(ttl),
             ended_at: None,
             decision_id,
+            meter: Meter::default(),
         }
     }
 
@@ -732,13 +732,28 @@ impl Engine {
         Self::refuse(token, refusal, out);
     }
 
-    /// vCPUs and memory of one batch, all its items counted in.
-    fn check_batch_quota(&self, now: Timestamp, sum: &Asked) -> Option<Refusal> {
-        // Sizes were checked item by item; the sum is held against quota alone.
-        let mut asked = *sum;
-        asked.shape.memory = Mib::ZERO;
-        asked.shape.vcpus = Vcpus::ZERO;
-        self.gate(now, &asked, &[])
+    /// The checks before placement of a batch, in the order of a single one: each item's size,
+    /// then rate, budget and quota of the sum, then whatever holds items back one by one.
+    fn gate_batch(
+        &self,
+        now: Timestamp,
+        items: &[ReserveItem],
+        pools: &[Ix],
+        sum: &Asked,
+    ) -> Option<(Asked, Refusal)> {
+        let each = |check: &dyn Fn(&Asked, &[Ix]) -> Option<Refusal>| {
+            items.iter().zip(pools).find_map(|(item, pool)| {
+                let asked = self.item_asked(sum.tenant, *pool, item);
+                let asked = Asked { rate: (Operation::Create, 0), ..asked };
+                check(&asked, &self.eligible(*pool, true)).map(|refusal| (asked, refusal))
+            })
+        };
+        let mut unsized_sum = *sum;
+        unsized_sum.shape.memory = Mib::ZERO;
+        unsized_sum.shape.vcpus = Vcpus::ZERO;
+        each(&|asked, eligible| self.gate_size(asked, eligible))
+            .or_else(|| self.gate_limits(now, &unsized_sum).map(|refusal| (*sum, refusal)))
+            .or_else(|| each(&|asked, _| self.gate_degraded(asked)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_policy::rate::Operation;
 use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{
     DecisionId, Fence, GuestSpec, HostOp, Millis, PauseKind, SandboxId, SandboxStatus, Timestamp,
@@ -9,6 +10,7 @@ use plimsoll_types::{
 use serde_json::{Value, json};
 
 use super::Engine;
+use super::gate::Asked;
 use super::sandbox::wrong_state;
 use super::state::{Ix, Place, Waiter};
 use crate::command::{Caller, Token};
@@ -43,31 +45,36 @@ impl Engine {
             | SandboxStatus::Provisioning
             | SandboxStatus::Resuming
             | SandboxStatus::Queued => {}
-            SandboxStatus::Pausing => {
-                // The pause is waited for, then it is resumed: never two guests, none lost (R6).
-                if self.sandboxes[ix].row.resume_requested_at.is_none() {
+            SandboxStatus::Stopped if touch => {
+                return Self::refuse(token, wrong_state(id, status, "called into"), out);
+            }
+            SandboxStatus::Pausing | SandboxStatus::Paused | SandboxStatus::Stopped => {
+                let again = self.sandboxes[ix].row.resume_requested_at.is_some();
+                let asked = self.wake_asked(ix, u64::from(!again));
+                if let Some(refusal) = self.gate_limits(now, &asked) {
+                    return self.refused(now, token, decision, Verb::Resume, &asked, refusal, out);
+                }
+                self.spend(now, &asked);
+                if status != SandboxStatus::Pausing {
+                    self.request_resume(now, ix, decision, out);
+                } else if !again {
+                    // The pause is waited for, then it is resumed: never two guests, none lost (R6).
                     self.change(now, ix, out, |row| {
                         row.resume_requested_at = Some(now);
                         row.reason = Some(Arc::from("resumes when its pause has finished"));
                     });
                 }
             }
-            SandboxStatus::Stopped if touch => {
-                return Self::refuse(token, wrong_state(id, status, "called into"), out);
-            }
-            SandboxStatus::Paused | SandboxStatus::Stopped => {
-                let asked = self.sandbox_asked(ix, false);
-                let pools = [asked.pool];
-                if let Some(refusal) = self.check_wake(now, &asked, &pools) {
-                    return self.refused(now, token, decision, Verb::Resume, &asked, refusal, out);
-                }
-                self.request_resume(now, ix, decision, out);
-            }
             SandboxStatus::Terminating | SandboxStatus::Terminated | SandboxStatus::Failed => {
                 return Self::refuse(token, wrong_state(id, status, "run"), out);
             }
         }
         self.answer(token, ix, Some(decision), Disposition::Accepted, out);
+    }
+
+    /// What a resume or a start asks of its tenant's limits: it adds nothing to what is alive.
+    pub(super) fn wake_asked(&self, ix: Ix, count: u64) -> Asked {
+        Asked { rate: (Operation::Resume, count), ..self.sandbox_asked(ix, false) }
     }
 
     /// Resumes now if there is room, else queues. A resume that is queued already keeps its place.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_policy::charge::Shape;
+use plimsoll_policy::rate::Operation;
 use plimsoll_policy::score::request_ring;
 use plimsoll_policy::slots::resolve_pause;
 use plimsoll_types::{
@@ -19,7 +20,7 @@ use super::reserve::after;
 use super::state::{Ask, Claim, Found, Ix, ParkedCall, Place, Sandbox, Use, Waiter};
 use crate::command::{Caller, Command, CreateSandbox, ForkSandbox, PatchSandbox, Token};
 use crate::output::{Disposition, Effect, Observation, Output, Refusal, Reply, SandboxView};
-use crate::rows::{Change, Role, SandboxRow, SandboxSpec, TemplateRow, Verb};
+use crate::rows::{Change, Meter, Role, SandboxRow, SandboxSpec, TemplateRow, Verb};
 
 /// A create or a fork on its way to a verdict.
 pub(super) struct Draft {
@@ -141,6 +142,8 @@ impl Engine {
             measured: false,
             decision_id: create.decision,
             body_hash: create.key.as_ref().map_or(0, |(_, hash)| *hash),
+            paused_by: None,
+            meter: Meter::default(),
         }
     }
 
@@ -219,6 +222,8 @@ impl Engine {
             measured: false,
             decision_id: fork.decision,
             body_hash,
+            paused_by: None,
+            meter: Meter::default(),
             ..sandbox.row.clone()
         };
         let (tenant, verb, answered) = (sandbox.tenant, Verb::Fork, fork.answered);
@@ -394,6 +399,14 @@ impl Engine {
         }
     }
 
+    /// What its making counted as.
+    pub(super) fn operation(&self, ix: Ix) -> Operation {
+        match self.sandboxes[ix].row.spec.fork_of {
+            Some(_) => Operation::Fork,
+            None => Operation::Create,
+        }
+    }
+
     pub(super) fn sandbox_asked(&self, ix: Ix, adds: bool) -> Asked {
         let sandbox = &self.sandboxes[ix];
         let row = &sandbox.row;
@@ -404,7 +417,7 @@ impl Engine {
             incoming: Use::one(row.memory_mib, row.vcpus),
             criticality: row.criticality,
             adds,
-            creates: 0,
+            rate: (self.operation(ix), 0),
         }
     }
 
@@ -454,7 +467,6 @@ impl Engine {
         ix: Ix,
         out: &mut Output,
     ) -> bool {
-        let asked = self.sandbox_asked(ix, true);
         let source = self.sandboxes[ix].row.spec.fork_of;
         let pinned = match source {
             None => None,
@@ -470,9 +482,6 @@ impl Engine {
             }
         };
         let pools = self.eligible(pool, pinned.is_none());
-        if self.gate(now, &asked, &pools).is_some() {
-            return false;
-        }
         let spec = Arc::clone(&self.sandboxes[ix].row.spec);
         let found = {
             let ask = self.sandbox_ask(ix, &spec, Some(place));
@@ -612,6 +621,9 @@ impl Engine {
             return;
         }
         let refusal = self.waiting_refusal(now, ix);
+        if !gone && refusal.code.is_capacity() {
+            self.unspend(self.sandboxes[ix].tenant, self.operation(ix));
+        }
         self.forget_create(now, ix, None, out);
         Self::refuse(token, refusal, out);
     }
@@ -796,6 +808,6 @@ fn draft_asked(draft: &Draft) -> Asked {
         incoming: Use::one(draft.row.memory_mib, draft.row.vcpus),
         criticality: draft.row.criticality,
         adds: true,
-        creates: 1,
+        rate: (if draft.pinned.is_some() { Operation::Fork } else { Operation::Create }, 1),
     }
 }

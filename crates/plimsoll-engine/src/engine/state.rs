@@ -8,7 +8,7 @@ use plimsoll_policy::aside::Aside;
 use plimsoll_policy::charge::Shape;
 use plimsoll_policy::fresh::Freshness;
 use plimsoll_policy::quota::{Bursts, Usage};
-use plimsoll_policy::rate::{Buckets, RateLimits};
+use plimsoll_policy::rate::Buckets;
 use plimsoll_types::{
     Counted, DecisionId, DriverSet, HostFilter, HostId, HostReport, Mib, PolicyMode, Regime,
     SandboxId, Timestamp, Vcpus,
@@ -86,14 +86,6 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    pub(crate) fn rates(&self) -> RateLimits {
-        let rate = &self.limits.rate;
-        RateLimits {
-            creates_per_minute: rate.creates_per_minute,
-            creates_per_hour: rate.creates_per_hour,
-        }
-    }
-
     /// Counts something in. Burst credit is settled first, for what was in use until now.
     pub(crate) fn take_on(&mut self, now: Timestamp, more: Use) {
         self.bursts.advance(&self.used.into(), &self.limits.concurrency, now);

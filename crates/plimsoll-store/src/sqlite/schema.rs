@@ -141,6 +141,8 @@ CREATE TABLE sandboxes (
     measured INTEGER,
     decision_id TEXT,
     body_hash INTEGER,
+    paused_by TEXT,
+    meter TEXT,
     key TEXT,
     labels TEXT,
     spec TEXT
@@ -184,6 +186,8 @@ CREATE TABLE sandboxes_ended (
     measured INTEGER,
     decision_id TEXT,
     body_hash INTEGER,
+    paused_by TEXT,
+    meter TEXT,
     key TEXT,
     labels TEXT,
     spec TEXT
@@ -206,7 +210,8 @@ CREATE TABLE reservations (
     created_at_millis INTEGER,
     expires_at_millis INTEGER,
     ended_at_millis INTEGER,
-    decision_id TEXT
+    decision_id TEXT,
+    meter TEXT
 ) WITHOUT ROWID;
 
 CREATE TABLE reservations_ended (
@@ -227,7 +232,8 @@ CREATE TABLE reservations_ended (
     created_at_millis INTEGER,
     expires_at_millis INTEGER,
     ended_at_millis INTEGER,
-    decision_id TEXT
+    decision_id TEXT,
+    meter TEXT
 );
 
 CREATE TABLE decisions (

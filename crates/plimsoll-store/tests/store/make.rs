@@ -6,9 +6,9 @@ use std::sync::Arc;
 use plimsoll_engine::Change;
 use plimsoll_engine::rows::{
     ConcurrencyLimits, ConsumptionLimits, DecisionRow, EndpointRow, EventRow, HostRow, KeyRow,
-    Limit, PlanLimits, PlanRow, PoolRow, PoolSettings, RateLimits, ReservationRow,
+    Limit, Meter, PausedBy, PlanLimits, PlanRow, PoolRow, PoolSettings, RateLimits, ReservationRow,
     ReservationState, Role, SandboxRow, SandboxSpec, TemplateRow, TenantRow, TenantStateRow,
-    UsageRow, Verb,
+    Totals, UsageRow, Verb,
 };
 use plimsoll_types::{
     BasisPoints, ClaimId, Criticality, DecisionId, Driver, EndpointId, EventId, Fence,
@@ -290,6 +290,8 @@ impl Make {
             measured: self.flag(),
             decision_id: DecisionId(self.u128()),
             body_hash: self.next(),
+            paused_by: self.maybe(|make| make.of(&PausedBy::ALL)),
+            meter: self.meter(),
         }
     }
 
@@ -319,7 +321,19 @@ impl Make {
             expires_at: self.time(),
             ended_at: (!state.holds()).then_some(NOW),
             decision_id: DecisionId(self.u128()),
+            meter: self.meter(),
         }
+    }
+
+    fn meter(&mut self) -> Meter {
+        let mut meter = Meter::default();
+        for attempt in 0..self.below(3) as u32 {
+            let totals = Totals { cpu_millis: self.number(), egress_bytes: self.number() };
+            meter.credit(attempt, totals);
+            meter.at = self.time();
+            meter.full_since = self.maybe(Self::time);
+        }
+        meter
     }
 
     pub(crate) fn decision(&mut self, id: u128) -> DecisionRow {

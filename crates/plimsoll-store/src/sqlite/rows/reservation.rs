@@ -34,6 +34,7 @@ impl SqlRow for ReservationRow {
         "expires_at_millis",
         "ended_at_millis",
         "decision_id",
+        "meter",
     ];
 
     fn bind(&self, to: &mut Binder<'_, '_>) -> rusqlite::Result<()> {
@@ -55,6 +56,7 @@ impl SqlRow for ReservationRow {
             expires_at,
             ended_at,
             decision_id,
+            meter,
         } = self;
         to.id(id)?;
         to.text(tenant.as_str())?;
@@ -72,7 +74,8 @@ impl SqlRow for ReservationRow {
         to.time(*created_at)?;
         to.time(*expires_at)?;
         to.maybe_time(*ended_at)?;
-        to.id(decision_id)
+        to.id(decision_id)?;
+        to.json_unless(meter.is_unused(), meter)
     }
 
     fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
@@ -94,6 +97,7 @@ impl SqlRow for ReservationRow {
             expires_at: cells.time()?,
             ended_at: cells.maybe_time()?,
             decision_id: cells.parse()?,
+            meter: cells.json_or_default()?,
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_engine::rows::{SandboxRow, SandboxSpec};
+use plimsoll_engine::rows::{PausedBy, SandboxRow, SandboxSpec};
 use plimsoll_types::{Counted, Fence, Lifecycle, Mib, PoolName, SandboxId, Vcpus};
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +146,8 @@ impl SqlRow for SandboxRow {
         "measured",
         "decision_id",
         "body_hash",
+        "paused_by",
+        "meter",
         "key",
         "labels",
         "spec",
@@ -189,6 +191,8 @@ impl SqlRow for SandboxRow {
             measured,
             decision_id,
             body_hash,
+            paused_by,
+            meter,
         } = self;
         to.id(id)?;
         to.text(tenant.as_str())?;
@@ -226,6 +230,8 @@ impl SqlRow for SandboxRow {
         to.flag(*measured)?;
         to.id(decision_id)?;
         to.uint(*body_hash)?;
+        to.maybe_text(paused_by.map(PausedBy::as_str))?;
+        to.json_unless(meter.is_unused(), meter)?;
         bind_spec(spec, to)
     }
 
@@ -266,6 +272,8 @@ impl SqlRow for SandboxRow {
             measured: cells.flag()?,
             decision_id: cells.parse()?,
             body_hash: cells.uint()?,
+            paused_by: cells.maybe_parse()?,
+            meter: cells.json_or_default()?,
             spec: Arc::new(read_spec(cells)?),
         })
     }
