@@ -48,8 +48,7 @@ impl Bench {
             id: plimsoll_types::PlanId::new("default").unwrap(),
             limits: plimsoll_engine::rows::PlanLimits::default(),
         };
-        let command =
-            Command::Admin(Box::new(plimsoll_engine::Admin::PutPlan(plan)));
+        let command = Command::Admin(Box::new(plimsoll_engine::Admin::PutPlan(plan)));
         let operator = Caller { role: Role::Operator, tenant: caller.tenant.clone() };
         engine.handle(NOW, Input::Call { token: Token(0), caller: operator, command }, &mut out);
         out.clear();
@@ -81,7 +80,11 @@ impl Bench {
             ttl_seconds: None,
         };
         let decision = DecisionId(number);
-        self.call(Command::Reserve(Box::new(Reserve { decision, item, mode: ReserveMode::Reject })));
+        self.call(Command::Reserve(Box::new(Reserve {
+            decision,
+            item,
+            mode: ReserveMode::Reject,
+        })));
         id
     }
 

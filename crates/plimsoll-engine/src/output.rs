@@ -1,6 +1,7 @@
 //! What comes out of the engine.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use plimsoll_types::{
     BasisPoints, DecisionId, FilterCounts, HeartbeatAnswer, HostCommand, HostFilter, HostId, Mib,
@@ -140,7 +141,7 @@ pub enum Reply {
     /// A reservation.
     Reservation {
         /// The record.
-        row: Box<ReservationRow>,
+        row: Arc<ReservationRow>,
         /// The decision behind it.
         decision: DecisionId,
         /// What became of the call; `DryRun` for one that was only decided.
@@ -149,7 +150,7 @@ pub enum Reply {
     /// A batch.
     Reservations {
         /// The records, in the order of the items.
-        rows: Vec<ReservationRow>,
+        rows: Vec<Arc<ReservationRow>>,
         /// The decision behind them.
         decision: DecisionId,
         /// What became of the call.

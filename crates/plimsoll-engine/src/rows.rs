@@ -625,8 +625,9 @@ pub enum Change {
     Sandbox(Box<SandboxRow>),
     /// Removes a sandbox's row with all that hangs on it (a create that kept nothing).
     SandboxGone(SandboxId),
-    Reservation(ReservationRow),
-    Decision(DecisionRow),
+    /// Shared with the engine's own memory and with replies: a row is built once for each change.
+    Reservation(Arc<ReservationRow>),
+    Decision(Box<DecisionRow>),
     Event(EventRow),
     Endpoint(EndpointRow),
     EndpointGone(EndpointId),

@@ -32,14 +32,14 @@ pub(super) async fn reserve(
     let response = if disposition == Disposition::DryRun {
         let dry_run = api::DryRun {
             dry_run: true,
-            host: row.host,
-            pool: row.pool,
+            host: row.host.clone(),
+            pool: row.pool.clone(),
             charge_mib: row.charge_mib.get(),
             decision_id: decision,
         };
         json(StatusCode::OK, &dry_run)
     } else {
-        json(StatusCode::CREATED, &map::reservation(*row))
+        json(StatusCode::CREATED, &map::reservation(&row))
     };
     Ok(with_decision(response, decision))
 }
@@ -57,7 +57,7 @@ pub(super) async fn batch(
     let Reply::Reservations { rows, decision, .. } = reply else {
         return Err(Reject::unexpected());
     };
-    let items = rows.into_iter().map(map::reservation).collect();
+    let items = rows.iter().map(|row| map::reservation(row)).collect();
     Ok(with_decision(json(StatusCode::CREATED, &api::Reservations { items }), decision))
 }
 
@@ -66,7 +66,7 @@ fn record(reply: Reply) -> Answered {
     let Reply::Reservation { row, decision, .. } = reply else {
         return Err(Reject::unexpected());
     };
-    Ok(with_decision(json(StatusCode::OK, &map::reservation(*row)), decision))
+    Ok(with_decision(json(StatusCode::OK, &map::reservation(&row)), decision))
 }
 
 pub(super) async fn show(
@@ -81,7 +81,7 @@ pub(super) async fn show(
         Ok(Reply::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
             let row = app.read(move |reader| reader.reservation(id)).await?;
             row.filter(|row| caller.role == Role::Operator || row.tenant == caller.tenant)
-                .map(|row| json(StatusCode::OK, &map::reservation(row)))
+                .map(|row| json(StatusCode::OK, &map::reservation(&row)))
                 .ok_or_else(|| Reject::not_found(WHAT))
         }
         answer => record(app.answer(answer)?),

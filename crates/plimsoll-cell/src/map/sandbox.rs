@@ -153,7 +153,7 @@ pub(crate) fn reserve_mode(body: &api::ReserveRequest) -> ReserveMode {
 }
 
 /// A reservation's record. Its host is what it was asked for: tenants see it.
-pub(crate) fn reservation(row: ReservationRow) -> api::Reservation {
+pub(crate) fn reservation(row: &ReservationRow) -> api::Reservation {
     let state = match row.state {
         ReservationState::Reserved => api::ReservationState::Reserved,
         ReservationState::Committed => api::ReservationState::Committed,
@@ -164,14 +164,14 @@ pub(crate) fn reservation(row: ReservationRow) -> api::Reservation {
     let expires = matches!(row.state, ReservationState::Reserved | ReservationState::Expired);
     api::Reservation {
         id: row.id,
-        host: row.host,
+        host: row.host.clone(),
         charge_mib: row.charge_mib.get(),
         generation: row.generation,
         expires_at: expires.then(|| row.expires_at.into()),
         decision_id: row.decision_id,
         key: row.key.to_string(),
-        tenant: row.tenant,
-        pool: row.pool,
+        tenant: row.tenant.clone(),
+        pool: row.pool.clone(),
         state,
         memory_mib: row.memory_mib.get(),
         vcpus: row.vcpus.get(),

@@ -145,7 +145,7 @@ impl Engine {
         refusal.decision = Some(record.id);
         let pool = record.pool.clone();
         out.observations.push(crate::output::Observation::Refusal(refusal.code, pool));
-        out.changes.push(crate::rows::Change::Decision(record));
+        out.changes.push(crate::rows::Change::Decision(Box::new(record)));
         if refusal.code.is_capacity() {
             self.unspend(self.sandboxes[ix].tenant, self.operation(ix));
         }

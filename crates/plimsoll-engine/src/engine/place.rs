@@ -5,6 +5,8 @@ use plimsoll_policy::fit::{Request, filter, residual};
 use plimsoll_policy::precedence::capacity_code;
 use plimsoll_types::{FilterCounts, HostFilter, Placement, RefusalCode};
 
+use smallvec::{SmallVec, smallvec};
+
 use super::Engine;
 use super::state::{Ask, Found, Hold, Ix, Place};
 use crate::index::{Slot, better};
@@ -24,8 +26,8 @@ pub(super) struct Miss {
 
 impl Engine {
     /// The pools that a request may use, in order: its own, then those it may overflow to.
-    pub(super) fn eligible(&self, pool: Ix, overflow: bool) -> Vec<Ix> {
-        let mut pools = vec![pool];
+    pub(super) fn eligible(&self, pool: Ix, overflow: bool) -> SmallVec<[Ix; 4]> {
+        let mut pools: SmallVec<[Ix; 4]> = smallvec![pool];
         if overflow {
             for name in &self.pools[pool].row.settings.overflow {
                 if let Some(ix) = self.pool_ix.get(name)

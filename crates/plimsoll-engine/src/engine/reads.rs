@@ -1,5 +1,7 @@
 //! Questions about what the engine holds.
 
+use std::sync::Arc;
+
 use plimsoll_policy::period::{AnchorDay, period_at};
 use plimsoll_policy::quota::Counter;
 use plimsoll_policy::rate::RateKind;
@@ -38,10 +40,10 @@ impl Engine {
                 });
                 match found {
                     Some(ix) => {
-                        let row = self.reservations[ix].row.clone();
+                        let row = Arc::clone(&self.reservations[ix].row);
                         Reply::Reservation {
                             decision: row.decision_id,
-                            row: Box::new(row),
+                            row,
                             disposition: Disposition::Accepted,
                         }
                     }

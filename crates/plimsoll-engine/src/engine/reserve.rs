@@ -112,7 +112,7 @@ impl Engine {
                     token,
                     Reply::Reservation {
                         decision: row.decision_id,
-                        row: Box::new(row),
+                        row: Arc::new(row),
                         disposition: Disposition::DryRun,
                     },
                 ));
@@ -246,8 +246,8 @@ impl Engine {
         match self.batch_bound(tenant, &batch, &prints) {
             Ok(None) => {}
             Ok(Some(known)) => {
-                let rows: Vec<ReservationRow> =
-                    known.iter().map(|ix| self.reservations[*ix].row.clone()).collect();
+                let rows: Vec<Arc<ReservationRow>> =
+                    known.iter().map(|ix| Arc::clone(&self.reservations[*ix].row)).collect();
                 let decision = rows.first().map_or(batch.decision, |row| row.decision_id);
                 let disposition = Disposition::Replayed;
                 out.replies.push((token, Reply::Reservations { rows, decision, disposition }));
@@ -322,7 +322,7 @@ impl Engine {
         let mut rows = Vec::with_capacity(made.len());
         for ix in made {
             let reservation = &self.reservations[*ix];
-            let row = reservation.row.clone();
+            let row = Arc::clone(&reservation.row);
             record.charge_mib = record.charge_mib.saturating_add(row.charge_mib);
             if record.object.is_none() {
                 record.object = Some(ClaimId::Reservation(row.id));
@@ -332,10 +332,10 @@ impl Engine {
             let mode = self.pools[pool].policy.1;
             out.observations.push(Observation::Admission(row.pool.clone(), mode));
             self.ticket_admitted(now, print, out);
-            out.changes.push(Change::Reservation(row.clone()));
+            out.changes.push(Change::Reservation(Arc::clone(&row)));
             rows.push(row);
         }
-        out.changes.push(Change::Decision(record));
+        out.changes.push(Change::Decision(Box::new(record)));
         let disposition = Disposition::Created;
         out.replies.push((token, Reply::Reservations { rows, decision, disposition }));
     }
@@ -427,7 +427,7 @@ impl Engine {
         self.insert_reservation(
             now,
             Reservation {
-                row,
+                row: Arc::new(row),
                 tenant,
                 pool: found.pool,
                 host: found.host,
@@ -520,7 +520,7 @@ impl Engine {
     }
 
     fn admitted(&mut self, now: Timestamp, ix: Ix, asked: &Asked, out: &mut Output) {
-        let row = self.reservations[ix].row.clone();
+        let row = Arc::clone(&self.reservations[ix].row);
         let mut decision = self.decision(now, row.decision_id, Verb::Reserve, asked);
         decision.object = Some(ClaimId::Reservation(row.id));
         decision.pool = Some(row.pool.clone());
@@ -530,14 +530,14 @@ impl Engine {
         let mode = self.pools[pool].policy.1;
         out.observations.push(Observation::Admission(row.pool.clone(), mode));
         out.changes.push(Change::Reservation(row));
-        out.changes.push(Change::Decision(decision));
+        out.changes.push(Change::Decision(Box::new(decision)));
         self.ticket_admitted(now, print, out);
     }
 
     fn answer_reservation(&self, token: Token, ix: Ix, disposition: Disposition, out: &mut Output) {
-        let row = self.reservations[ix].row.clone();
+        let row = Arc::clone(&self.reservations[ix].row);
         let decision = row.decision_id;
-        out.replies.push((token, Reply::Reservation { row: Box::new(row), decision, disposition }));
+        out.replies.push((token, Reply::Reservation { row, decision, disposition }));
     }
 
     /// A caller's own reservation.
@@ -570,11 +570,11 @@ impl Engine {
             // Expiry is an instant: a commit after it is late, swept or not.
             ReservationState::Reserved if now < row.expires_at => {
                 self.wheel_out(ix);
-                let row = &mut self.reservations[ix].row;
-                row.state = ReservationState::Committed;
-                row.generation += 1;
-                row.cgroup = cgroup;
-                out.changes.push(Change::Reservation(row.clone()));
+                self.edit(ix, out, |row| {
+                    row.state = ReservationState::Committed;
+                    row.generation += 1;
+                    row.cgroup = cgroup;
+                });
             }
             ReservationState::Reserved | ReservationState::Expired => {
                 return Self::refuse(token, expired(row), out);
@@ -616,10 +616,10 @@ impl Engine {
         let ttl = ttl_seconds.unwrap_or(self.reservations[ix].ttl_seconds);
         let expires = now + Millis::from_seconds(ttl);
         self.wheel_out(ix);
-        let row = &mut self.reservations[ix].row;
-        row.expires_at = expires;
-        row.generation += 1;
-        out.changes.push(Change::Reservation(row.clone()));
+        self.edit(ix, out, |row| {
+            row.expires_at = expires;
+            row.generation += 1;
+        });
         if state == ReservationState::Reserved {
             self.wheel_in(ix, expires);
         }
@@ -653,26 +653,34 @@ impl Engine {
         out: &mut Output,
     ) {
         self.let_go(now, ix, out);
-        let row = &mut self.reservations[ix].row;
-        row.state = state;
-        row.ended_at = Some(now);
-        out.changes.push(Change::Reservation(row.clone()));
+        self.edit(ix, out, |row| {
+            row.state = state;
+            row.ended_at = Some(now);
+        });
         self.ended.push_back((now, Claim::Reservation(ix)));
     }
 
     /// A guest runs for a reservation that has lapsed: the fleet wins, whatever the ledger says.
     pub(super) fn revive_reservation(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
-        let reservation = &mut self.reservations[ix];
-        reservation.row.state = ReservationState::Committed;
-        reservation.row.ended_at = None;
-        reservation.row.generation += 1;
-        reservation.netted = true;
-        let row = reservation.row.clone();
+        self.edit(ix, out, |row| {
+            row.state = ReservationState::Committed;
+            row.ended_at = None;
+            row.generation += 1;
+        });
+        self.reservations[ix].netted = true;
+        let row = Arc::clone(&self.reservations[ix].row);
         self.take_up(now, ix);
         out.observations.push(Observation::Correction("late_commit"));
         let data = json!({ "reservation": row.id, "host": row.host });
         self.event(now, "reservation.revived", Some(row.tenant.clone()), data, out);
-        out.changes.push(Change::Reservation(row));
+    }
+
+    /// Changes a reservation's row and writes it. The row that earlier changes and replies share
+    /// stays as it was.
+    fn edit(&mut self, ix: Ix, out: &mut Output, change: impl FnOnce(&mut ReservationRow)) {
+        let row = &mut self.reservations[ix].row;
+        change(Arc::make_mut(row));
+        out.changes.push(Change::Reservation(Arc::clone(row)));
     }
 
     fn wheel_in(&mut self, ix: Ix, at: Timestamp) {
@@ -727,7 +735,7 @@ impl Engine {
         decision.counts = refusal.counts.unwrap_or_default();
         decision.detail = Some(Arc::from(refusal.detail.as_str()));
         out.observations.push(Observation::Refusal(refusal.code, decision.pool.clone()));
-        out.changes.push(Change::Decision(decision));
+        out.changes.push(Change::Decision(Box::new(decision)));
         refusal.decision = Some(id);
         Self::refuse(token, refusal, out);
     }

@@ -264,7 +264,7 @@ impl Engine {
         Ok(self.insert_reservation(
             now,
             Reservation {
-                row,
+                row: std::sync::Arc::new(row),
                 tenant,
                 pool,
                 host,

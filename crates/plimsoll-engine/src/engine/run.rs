@@ -176,7 +176,7 @@ impl Engine {
         record.object = Some(plimsoll_types::ClaimId::Sandbox(row.id));
         record.host.clone_from(&row.host);
         record.charge_mib = row.charge_mib;
-        out.changes.push(crate::rows::Change::Decision(record));
+        out.changes.push(crate::rows::Change::Decision(Box::new(record)));
         true
     }
 

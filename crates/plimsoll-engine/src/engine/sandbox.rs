@@ -304,7 +304,7 @@ impl Engine {
         record.object = Some(ClaimId::Sandbox(draft.row.id));
         record.counts = miss.counts;
         record.detail = Some(Arc::from(format!("queued: {}", refusal.detail)));
-        out.changes.push(Change::Decision(record));
+        out.changes.push(Change::Decision(Box::new(record)));
         draft.row.reason = Some(Arc::from(format!("waiting: {}", refusal.detail)));
         let pool = draft.pool;
         let ix = self.insert_draft(draft);
@@ -392,7 +392,7 @@ impl Engine {
         record.host.clone_from(&row.host);
         record.charge_mib = found.charge;
         let mode = self.pools[found.pool].policy.1;
-        out.changes.push(Change::Decision(record));
+        out.changes.push(Change::Decision(Box::new(record)));
         out.observations.push(Observation::Admission(pool_name, mode));
         if let Some(print) = self.sandboxes[ix].key {
             self.ticket_admitted(now, print, out);

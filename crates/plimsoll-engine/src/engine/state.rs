@@ -385,7 +385,7 @@ pub(crate) struct Pending {
 /// A reservation with what is derived.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    pub(crate) row: ReservationRow,
+    pub(crate) row: Arc<ReservationRow>,
     pub(crate) tenant: Ix,
     pub(crate) pool: Ix,
     pub(crate) host: Ix,

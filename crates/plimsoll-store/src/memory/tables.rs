@@ -211,7 +211,7 @@ impl Tables {
             Change::Reservation(row) => {
                 self.reservations.put(row.id, row, !row.state.holds());
             }
-            Change::Decision(row) => drop(self.decisions.insert(row.id, row.clone())),
+            Change::Decision(row) => drop(self.decisions.insert(row.id, (**row).clone())),
             Change::Event(row) => drop(self.events.insert(row.id, row.clone())),
             Change::Endpoint(row) => self.put_endpoint(row),
             Change::EndpointGone(id) => {

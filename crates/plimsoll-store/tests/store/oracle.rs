@@ -38,7 +38,9 @@ impl Oracle {
                 Change::Key(row) => rows.keys.push(row),
                 Change::Host(row) => rows.hosts.push(row),
                 Change::Sandbox(row) => rows.sandboxes.push(*row),
-                Change::Reservation(row) => rows.reservations.push(row),
+                Change::Reservation(row) => {
+                    rows.reservations.push(std::sync::Arc::unwrap_or_clone(row))
+                }
                 Change::Endpoint(row) => rows.endpoints.push(row),
                 Change::Usage(row) => rows.usage.push(row),
                 Change::Policy { pool, version, received_at, envelope } => {

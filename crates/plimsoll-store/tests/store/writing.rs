@@ -44,8 +44,8 @@ fn put(kind: usize, key: u8, seed: u64) -> Change {
         5 => Change::Key(make.key(id)),
         6 => Change::Host(make.host(&name)),
         7 => Change::Sandbox(Box::new(make.sandbox(id))),
-        8 => Change::Reservation(make.reservation(id)),
-        9 => Change::Decision(make.decision(id)),
+        8 => Change::Reservation(make.reservation(id).into()),
+        9 => Change::Decision(make.decision(id).into()),
         10 => Change::Event(make.event(id)),
         11 => Change::Usage(make.usage(ClaimId::Sandbox(SandboxId(id)), i64::from(key))),
         12 => make.policy(&name),
@@ -91,7 +91,7 @@ fn every_kind_of_change_is_found_after_a_restart(backend: &mut dyn Backend) {
         for change in &batch {
             match change {
                 Change::Decision(row) => {
-                    assert_eq!(store.reader().decision(row.id).unwrap().as_ref(), Some(row));
+                    assert_eq!(store.reader().decision(row.id).unwrap().as_ref(), Some(&**row));
                 }
                 Change::Event(row) => {
                     let page = store.reader().events(&Default::default()).unwrap();
@@ -227,7 +227,7 @@ fn ended_rows_come_back_while_their_keys_are_bound(backend: &mut dyn Backend) {
         let mut reservation = make.reservation(id as u128);
         reservation.state = ReservationState::Expired;
         reservation.ended_at = ended;
-        batch.extend([Change::Sandbox(Box::new(sandbox)), Change::Reservation(reservation)]);
+        batch.extend([Change::Sandbox(Box::new(sandbox)), Change::Reservation(reservation.into())]);
     }
     store.commit(&lease, &batch).unwrap();
     let found = rows(&mut *store, &lease);
@@ -270,7 +270,7 @@ fn what_ended_can_live_again(backend: &mut dyn Backend) {
         row.state = state;
         row.generation = generation as u64;
         row.ended_at = (!state.holds()).then_some(NOW);
-        store.commit(&lease, &[Change::Reservation(row.clone())]).unwrap();
+        store.commit(&lease, &[Change::Reservation(row.clone().into())]).unwrap();
         assert_eq!(rows(&mut *store, &lease).reservations, vec![row.clone()]);
         assert_eq!(store.reader().reservation(row.id).unwrap(), Some(row.clone()));
     }
