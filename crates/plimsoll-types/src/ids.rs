@@ -26,6 +26,19 @@ impl core::error::Error for IdError {}
 /// Crockford's base 32, lower case: sorts as the number does and has no look-alikes.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
+/// The value of each letter: a restart reads millions of ids.
+const DIGITS: [u8; 256] = {
+    let mut digits = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < ALPHABET.len() {
+        digits[ALPHABET[value] as usize] = value as u8;
+        value += 1;
+    }
+    digits
+};
+
+const NO_DIGIT: u8 = u8::MAX;
+
 fn encode(value: u128) -> [u8; 26] {
     let mut out = [0_u8; 26];
     let mut rest = value;
@@ -44,7 +57,10 @@ fn decode(text: &[u8]) -> Option<u128> {
     }
     let mut value = 0_u128;
     for byte in text {
-        let digit = ALPHABET.iter().position(|letter| letter == byte)?;
+        let digit = DIGITS[*byte as usize];
+        if digit == NO_DIGIT {
+            return None;
+        }
         value = (value << 5) | digit as u128;
     }
     Some(value)
