@@ -153,3 +153,13 @@ pub(super) fn connect(path: &str, purpose: Purpose) -> Result<Connection, StoreE
     }
     Ok(connection)
 }
+
+/// Holds the database to so many bytes, whole pages rounded down. One that is larger stays as it
+/// is and grows no more.
+pub(super) fn bound(connection: &Connection, path: &str, bytes: u64) -> Result<(), StoreError> {
+    let context = Context { doing: "opening the database", path };
+    let page: i64 = context.of(connection.query_row("PRAGMA page_size", [], |row| row.get(0)))?;
+    let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page;
+    let set = connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()));
+    context.of(set)
+}

@@ -1,47 +1,53 @@
 //! Reading everything that a restart needs.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
-use plimsoll_engine::rows::{EndpointRow, ReservationRow, Rows, SandboxRow, UsageRow};
+use plimsoll_engine::rows::{Rows, UsageRow};
 use plimsoll_types::Timestamp;
 use rusqlite::Connection;
 
 use super::fail::Context;
+use super::file::{Purpose, connect};
 use super::rows::ledger::LedgerRow;
-use super::rows::{Cells, SqlRow, select_sql};
+use super::rows::{Cells, Shared, SqlRow, select_sql};
 use crate::error::StoreError;
 use crate::store::LoadLimits;
 use crate::usage::{UsageKey, add_usage, usage_floor};
 
+/// Rows that one end of a table reads before it looks at how far the other has come. The ends
+/// overlap by at most so many.
+const CHUNK: usize = 1_024;
+
+/// Loads every table. Nothing writes in the meantime: the caller has the writer.
 pub(super) fn load(
     connection: &Connection,
-    path: &str,
-    threads: usize,
+    context: &Context<'_>,
     now: Timestamp,
     limits: &LoadLimits,
 ) -> Result<Rows, StoreError> {
-    let _ = threads;
-    let context = Context { doing: "loading", path };
+    let shared = &mut Shared::default();
     Ok(Rows {
-        plans: all(connection, &context, "plans", "ORDER BY id")?,
-        tenants: all(connection, &context, "tenants", "ORDER BY id")?,
-        tenant_states: all(connection, &context, "tenant_states", "ORDER BY tenant")?,
-        pools: all(connection, &context, "pools", "ORDER BY name")?,
-        templates: all(connection, &context, "templates", "ORDER BY name")?,
-        keys: all(connection, &context, "keys", "ORDER BY id")?,
-        hosts: all(connection, &context, "hosts", "ORDER BY id")?,
-        sandboxes: ledger::<SandboxRow>(connection, &context, now, limits)?,
-        reservations: ledger::<ReservationRow>(connection, &context, now, limits)?,
-        endpoints: all::<EndpointRow>(connection, &context, "webhook_endpoints", "ORDER BY id")?,
-        usage: usage(connection, &context, now, limits)?,
-        policies: all(connection, &context, "policies", "ORDER BY pool")?,
+        sandboxes: ledger(connection, context, shared, now, limits)?,
+        reservations: ledger(connection, context, shared, now, limits)?,
+        plans: all(connection, context, shared, "plans", "ORDER BY id")?,
+        tenants: all(connection, context, shared, "tenants", "ORDER BY id")?,
+        tenant_states: all(connection, context, shared, "tenant_states", "ORDER BY tenant")?,
+        pools: all(connection, context, shared, "pools", "ORDER BY name")?,
+        templates: all(connection, context, shared, "templates", "ORDER BY name")?,
+        keys: all(connection, context, shared, "keys", "ORDER BY id")?,
+        hosts: all(connection, context, shared, "hosts", "ORDER BY id")?,
+        endpoints: all(connection, context, shared, "webhook_endpoints", "ORDER BY id")?,
+        usage: usage(connection, context, shared, now, limits)?,
+        policies: all(connection, context, shared, "policies", "ORDER BY pool")?,
     })
 }
 
-/// Every row of a table.
+/// Every row of a table, or those that `rest` leaves.
 pub(super) fn all<R: SqlRow>(
     connection: &Connection,
     context: &Context<'_>,
+    shared: &mut Shared,
     table: &'static str,
     rest: &str,
 ) -> Result<Vec<R>, StoreError> {
@@ -49,7 +55,7 @@ pub(super) fn all<R: SqlRow>(
     let mut rows = statement.raw_query();
     let mut found = Vec::new();
     while let Some(row) = context.of(rows.next())? {
-        found.push(R::read(&mut Cells::of::<R>(row, table))?);
+        found.push(Cells::read(row, table, shared)?);
     }
     Ok(found)
 }
@@ -58,27 +64,11 @@ pub(super) fn all<R: SqlRow>(
 fn ledger<R: LedgerRow>(
     connection: &Connection,
     context: &Context<'_>,
+    shared: &mut Shared,
     now: Timestamp,
     limits: &LoadLimits,
 ) -> Result<Vec<R>, StoreError> {
-    let mut rows = all::<R>(connection, context, R::LIVE, "ORDER BY id")?;
-    let ended = ended::<R>(connection, context, now, limits)?;
-    let living = rows.len();
-    rows.extend(ended);
-    // Stable: of a row that ended once and lives again, the live one comes first and is kept.
-    if rows.len() > living {
-        rows.sort_by_key(LedgerRow::id);
-        rows.dedup_by_key(|row| row.id());
-    }
-    Ok(rows)
-}
-
-fn ended<R: LedgerRow>(
-    connection: &Connection,
-    context: &Context<'_>,
-    now: Timestamp,
-    limits: &LoadLimits,
-) -> Result<Vec<R>, StoreError> {
+    let mut rows = live::<R>(connection, context, shared)?;
     let since = (now - limits.key_ttl).millis();
     let max = i64::try_from(limits.ended_max).unwrap_or(i64::MAX);
     let newest = format!(
@@ -86,12 +76,93 @@ fn ended<R: LedgerRow>(
          AND coalesce(ended_at_millis, created_at_millis) >= {since}",
         table = R::ENDED
     );
-    all::<R>(connection, context, R::ENDED, &newest)
+    let ended: Vec<R> = all(connection, context, shared, R::ENDED, &newest)?;
+    if !ended.is_empty() {
+        rows.extend(ended);
+        // Stable: of a row that ended once and lives again, the live one comes first and stays.
+        rows.sort_by_key(LedgerRow::id);
+        rows.dedup_by_key(|row| row.id());
+    }
+    Ok(rows)
+}
+
+/// How far the two ends of a table have come.
+struct Meeting<I> {
+    below: Option<I>,
+    above: Option<I>,
+}
+
+/// Every live row in the order of ids, read from both ends by two threads until they meet.
+fn live<R: LedgerRow>(
+    connection: &Connection,
+    context: &Context<'_>,
+    shared: &mut Shared,
+) -> Result<Vec<R>, StoreError> {
+    let meeting = Mutex::new(Meeting { below: None, above: None });
+    let (low, high) = std::thread::scope(|scope| {
+        let upper = scope.spawn(|| {
+            let connection = connect(context.path, Purpose::Read)?;
+            half::<R>(&connection, context, &mut Shared::default(), &meeting, false)
+        });
+        let low = half::<R>(connection, context, shared, &meeting, true);
+        (low, upper.join())
+    });
+    let high = high.map_err(|_| StoreError::Io {
+        doing: format!("{} ({})", context.doing, context.path),
+        detail: "the second reading thread panicked".to_owned(),
+    })?;
+    let mut rows = low?;
+    rows.extend(high?.into_iter().rev());
+    Ok(rows)
+}
+
+/// One end's rows in the order in which it reads them.
+fn half<R: LedgerRow>(
+    connection: &Connection,
+    context: &Context<'_>,
+    shared: &mut Shared,
+    meeting: &Mutex<Meeting<R::Id>>,
+    upwards: bool,
+) -> Result<Vec<R>, StoreError> {
+    let order = if upwards { "ORDER BY id" } else { "ORDER BY id DESC" };
+    let mut statement = context.of(connection.prepare(&select_sql::<R>(R::LIVE, order)))?;
+    let mut rows = statement.raw_query();
+    let mut found: Vec<R> = Vec::new();
+    loop {
+        let claimed = found.len();
+        while found.len() < claimed + CHUNK {
+            let Some(row) = context.of(rows.next())? else { break };
+            found.push(Cells::read(row, R::LIVE, shared)?);
+        }
+        let read = found.len() - claimed;
+        let mut meeting = meeting.lock().unwrap_or_else(PoisonError::into_inner);
+        // What the other end has claimed is the other end's.
+        let Meeting { below, above } = *meeting;
+        let free = |row: &R| {
+            if upwards {
+                above.is_none_or(|above| row.id() < above)
+            } else {
+                below.is_none_or(|below| row.id() > below)
+            }
+        };
+        let kept = found[claimed..].partition_point(free);
+        found.truncate(claimed + kept);
+        let end = found.last().map(LedgerRow::id);
+        if upwards {
+            meeting.below = end.or(below);
+        } else {
+            meeting.above = end.or(above);
+        }
+        if kept < read || read < CHUNK {
+            return Ok(found);
+        }
+    }
 }
 
 fn usage(
     connection: &Connection,
     context: &Context<'_>,
+    shared: &mut Shared,
     now: Timestamp,
     limits: &LoadLimits,
 ) -> Result<Vec<UsageRow>, StoreError> {
@@ -102,7 +173,7 @@ fn usage(
         let mut statement = context.of(connection.prepare(&sql))?;
         let mut rows = statement.raw_query();
         while let Some(row) = context.of(rows.next())? {
-            let row = UsageRow::read(&mut Cells::of::<UsageRow>(row, table))?;
+            let row: UsageRow = Cells::read(row, table, shared)?;
             add_usage(sums.entry(UsageKey::of(&row)), &row);
         }
     }

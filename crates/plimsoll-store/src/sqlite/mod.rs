@@ -41,13 +41,14 @@ pub struct SqliteSettings {
     pub cache_kib: u32,
     /// Connections for readers: as many questions are answered at once, the others wait.
     pub readers_max: usize,
-    /// Threads that load rows at a restart.
-    pub load_threads: usize,
+    /// Most bytes that the database may grow to, its log aside; beyond it commits fail with
+    /// [`StoreError::Full`]. `None` leaves that to the disk.
+    pub bytes_max: Option<u64>,
 }
 
 impl Default for SqliteSettings {
     fn default() -> Self {
-        Self { cache_kib: 64 * 1024, readers_max: 4, load_threads: 2 }
+        Self { cache_kib: 64 * 1024, readers_max: 4, bytes_max: None }
     }
 }
 
@@ -59,7 +60,6 @@ pub struct SqliteStore {
     checkpointer: Checkpointer,
     pool: Arc<Pool>,
     path: Arc<str>,
-    settings: SqliteSettings,
     _lock: FileLock,
 }
 
@@ -76,10 +76,13 @@ impl SqliteStore {
         file::prepare(&path)?;
         let writer = connect(&path, Purpose::Write { cache_kib: settings.cache_kib })?;
         schema::migrate(&writer, &path)?;
+        if let Some(bytes) = settings.bytes_max {
+            file::bound(&writer, &path, bytes)?;
+        }
         let path: Arc<str> = Arc::from(path);
         let checkpointer = Checkpointer::start(&path)?;
         let pool = Arc::new(Pool::new(Arc::clone(&path), settings.readers_max));
-        Ok(Self { writer, checkpointer, pool, path, settings, _lock: lock })
+        Ok(Self { writer, checkpointer, pool, path, _lock: lock })
     }
 
     /// One transaction: the epoch, then the work, all of it durable or none.
@@ -165,7 +168,7 @@ impl Store for SqliteStore {
     ) -> Result<Rows, StoreError> {
         let context = Context { doing: "loading", path: &self.path };
         check_epoch(&self.writer, Some(lease), &context)?;
-        load::load(&self.writer, &self.path, self.settings.load_threads, now, limits)
+        load::load(&self.writer, &context, now, limits)
     }
 
     fn commit(&mut self, lease: &Lease, changes: &[Change]) -> Result<(), StoreError> {

@@ -15,7 +15,7 @@ use super::fail::Context;
 use super::file::{Purpose, connect};
 use super::load::{all, usage_sql};
 use super::rows::ledger::LedgerRow;
-use super::rows::{Cells, IdText, SqlRow, select_sql};
+use super::rows::{Cells, IdText, Shared, SqlRow, select_sql};
 use crate::delivery::{DeliveryPage, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::query::{
@@ -113,7 +113,7 @@ fn one<R: SqlRow>(
     let mut statement = context.of(connection.prepare_cached(&sql))?;
     let mut rows = context.of(statement.query([key]))?;
     match context.of(rows.next())? {
-        Some(row) => R::read(&mut Cells::of::<R>(row, table)).map(Some),
+        Some(row) => Cells::read(row, table, &mut Shared::default()).map(Some),
         None => Ok(None),
     }
 }
@@ -149,6 +149,7 @@ fn scan<R: SqlRow>(
 ) -> Result<Scan<R>, StoreError> {
     let mut statement = context.of(connection.prepare_cached(&select_sql::<R>(table, rest)))?;
     let mut rows = context.of(statement.query(params_from_iter(values)))?;
+    let mut shared = Shared::default();
     let mut found = Scan { items: Vec::new(), last: None, more: false };
     let mut examined = 0;
     while let Some(row) = context.of(rows.next())? {
@@ -157,7 +158,7 @@ fn scan<R: SqlRow>(
             break;
         }
         examined += 1;
-        let row = R::read(&mut Cells::of::<R>(row, table))?;
+        let row: R = Cells::read(row, table, &mut shared)?;
         match step(&row) {
             Step::Take => {
                 found.last = None;
@@ -191,6 +192,7 @@ fn usage_totals(
     query: &UsageQuery,
 ) -> Result<BTreeMap<String, UsageTotal>, StoreError> {
     let mut totals = BTreeMap::new();
+    let mut shared = Shared::default();
     let mut examined = 0;
     // Both tables from one point in time, or hours could be seen on their way into a day.
     let transaction = context.of(connection.unchecked_transaction())?;
@@ -214,7 +216,7 @@ fn usage_totals(
                     });
                 }
                 examined += 1;
-                let row = UsageRow::read(&mut Cells::of::<UsageRow>(row, table))?;
+                let row: UsageRow = Cells::read(row, table, &mut shared)?;
                 totals
                     .entry(row.claim.to_string())
                     .or_insert_with(|| UsageTotal::of(row.claim))
@@ -381,10 +383,7 @@ impl Reader for Pool {
                 }
                 let place: i64 = context.of(row.get(DeliveryRow::COLUMNS.len()))?;
                 last = Some(place.cast_unsigned());
-                page.items.push(DeliveryRow::read(&mut Cells::of::<DeliveryRow>(
-                    row,
-                    "webhook_deliveries",
-                ))?);
+                page.items.push(Cells::read(row, "webhook_deliveries", &mut Shared::default())?);
             }
             Ok(page)
         })
@@ -392,7 +391,13 @@ impl Reader for Pool {
 
     fn progress(&self) -> Result<Vec<Progress>, StoreError> {
         self.with(|connection, context| {
-            all::<EndpointRow>(connection, context, "webhook_endpoints", "ORDER BY id")
+            all::<EndpointRow>(
+                connection,
+                context,
+                &mut Shared::default(),
+                "webhook_endpoints",
+                "ORDER BY id",
+            )
         })
         .map(|rows| {
             rows.into_iter()

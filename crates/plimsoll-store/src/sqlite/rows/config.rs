@@ -19,7 +19,7 @@ impl SqlRow for PlanRow {
         to.json(limits)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self { id: cells.parse()?, limits: cells.json()? })
     }
 }
@@ -57,7 +57,7 @@ impl SqlRow for TenantRow {
         to.maybe_int(anchor_day.map(i64::from))
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
             plan: cells.parse()?,
@@ -80,7 +80,7 @@ impl SqlRow for TenantStateRow {
         to.json(state)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self { tenant: cells.parse()?, state: cells.json()? })
     }
 }
@@ -94,7 +94,7 @@ impl SqlRow for PoolRow {
         to.json(settings)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self { name: cells.parse()?, settings: cells.json()? })
     }
 }
@@ -113,7 +113,7 @@ impl SqlRow for PolicyRow {
         to.text(envelope)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok((cells.parse()?, cells.uint()?, cells.time()?, cells.text()?.to_owned()))
     }
 }
@@ -166,7 +166,7 @@ impl SqlRow for TemplateRow {
         to.maybe_text(pool.as_ref().map(PoolName::as_str))
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             name: cells.parse()?,
             driver: cells.parse()?,
@@ -180,7 +180,7 @@ impl SqlRow for TemplateRow {
             host_labels: cells.json()?,
             counted: cells.json()?,
             baked: cells.flag()?,
-            pool: cells.maybe_parse()?,
+            pool: cells.maybe_name()?,
         })
     }
 }
@@ -199,12 +199,12 @@ impl SqlRow for KeyRow {
         to.time(*created_at)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
             role: cells.word(&ROLES, Role::as_str)?,
-            tenant: cells.maybe_parse()?,
-            host: cells.maybe_parse()?,
+            tenant: cells.maybe_name()?,
+            host: cells.maybe_name()?,
             hash: cells.text()?.to_owned(),
             created_at: cells.time()?,
         })
@@ -247,10 +247,10 @@ impl SqlRow for HostRow {
         to.maybe_text(boot_id.as_deref())
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
-            pool: cells.parse()?,
+            pool: cells.name()?,
             address: cells.maybe_text()?.map(str::to_owned),
             secret: cells.maybe_text()?.map(str::to_owned),
             incarnation: cells.uint()?,

@@ -96,16 +96,16 @@ impl SqlRow for DecisionRow {
         to.maybe_text(detail.as_deref())
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
             at: cells.time()?,
-            tenant: cells.parse()?,
+            tenant: cells.name()?,
             verb: cells.word(&VERBS, Verb::as_str)?,
             code: cells.maybe_parse()?,
             object: cells.maybe_parse()?,
-            pool: cells.maybe_parse()?,
-            host: cells.maybe_parse()?,
+            pool: cells.maybe_name()?,
+            host: cells.maybe_name()?,
             memory_mib: Mib(cells.uint()?),
             vcpus: Vcpus(cells.uint()?),
             stateful: cells.flag()?,

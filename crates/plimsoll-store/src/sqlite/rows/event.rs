@@ -19,12 +19,12 @@ impl SqlRow for EventRow {
         to.json(data)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
             at: cells.time()?,
             kind: cells.text()?.to_owned(),
-            tenant: cells.maybe_parse()?,
+            tenant: cells.maybe_name()?,
             data: cells.json()?,
         })
     }

@@ -6,7 +6,7 @@ use plimsoll_types::{ReservationId, SandboxId};
 use super::SqlRow;
 
 /// A row that lives in one table and ends in another.
-pub(in crate::sqlite) trait LedgerRow: SqlRow {
+pub(in crate::sqlite) trait LedgerRow: SqlRow + Send {
     /// The key.
     type Id: Copy + Ord + std::hash::Hash + std::fmt::Display + std::str::FromStr + Send;
     /// Where it stands while it lives.

@@ -9,6 +9,7 @@ pub(super) mod event;
 pub(super) mod ledger;
 pub(super) mod reservation;
 pub(super) mod sandbox;
+mod shared;
 pub(super) mod usage;
 pub(super) mod webhook;
 
@@ -21,6 +22,9 @@ use rusqlite::{Row, Statement, ToSql};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(super) use shared::Shared;
+use shared::SharedName;
+
 use crate::error::StoreError;
 
 /// A kind of row as SQL knows it.
@@ -32,7 +36,7 @@ pub(super) trait SqlRow: Sized {
     fn bind(&self, to: &mut Binder<'_, '_>) -> rusqlite::Result<()>;
 
     /// Reads every column.
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError>;
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError>;
 }
 
 /// `INSERT OR REPLACE` of so many rows. Where the primary key is the table's only index, SQLite
@@ -179,17 +183,22 @@ impl Write for IdText {
 }
 
 /// Reads columns one after another, and says where one does not read.
-pub(super) struct Cells<'r> {
+pub(super) struct Cells<'r, 's> {
     row: &'r Row<'r>,
+    shared: &'s mut Shared,
     table: &'static str,
     columns: &'static [&'static str],
     next: usize,
 }
 
-impl<'r> Cells<'r> {
-    /// The cells of a row that was selected with the columns of `R`.
-    pub(super) fn of<R: SqlRow>(row: &'r Row<'r>, table: &'static str) -> Self {
-        Self { row, table, columns: R::COLUMNS, next: 0 }
+impl<'r, 's> Cells<'r, 's> {
+    /// Reads a row that was selected with the columns of `R`.
+    pub(super) fn read<R: SqlRow>(
+        row: &'r Row<'r>,
+        table: &'static str,
+        shared: &'s mut Shared,
+    ) -> Result<R, StoreError> {
+        R::read(&mut Self { row, shared, table, columns: R::COLUMNS, next: 0 })
     }
 
     /// The damage: what stands in the column just read is not what belongs there.
@@ -275,7 +284,20 @@ impl<'r> Cells<'r> {
         Ok(self.maybe_int()?.map(Timestamp))
     }
 
-    /// An id, a name or a word.
+    /// A name that many rows have in common.
+    pub(super) fn name<N: SharedName>(&mut self) -> Result<N, StoreError> {
+        let text = self.text()?;
+        self.shared.name(text).map_err(|_| self.broken("not a name"))
+    }
+
+    pub(super) fn maybe_name<N: SharedName>(&mut self) -> Result<Option<N>, StoreError> {
+        match self.maybe_text()? {
+            None => Ok(None),
+            Some(text) => self.shared.name(text).map(Some).map_err(|_| self.broken("not a name")),
+        }
+    }
+
+    /// An id or a word.
     pub(super) fn parse<T: FromStr>(&mut self) -> Result<T, StoreError> {
         let text = self.text()?;
         text.parse().map_err(|_| self.broken("not a valid value"))
@@ -301,25 +323,25 @@ impl<'r> Cells<'r> {
 
     pub(super) fn json<T: DeserializeOwned>(&mut self) -> Result<T, StoreError> {
         let text = self.text()?;
-        // The text itself may hold a secret: the message gives its place, not its content.
-        serde_json::from_str(text).map_err(|error| self.broken_json(&error))
+        self.json_of(text)
     }
 
     /// A value from JSON, or the default where there is none.
     pub(super) fn json_or_default<T: DeserializeOwned + Default>(
         &mut self,
     ) -> Result<T, StoreError> {
-        match self.maybe_text()? {
-            None => Ok(T::default()),
-            Some(text) => serde_json::from_str(text).map_err(|error| self.broken_json(&error)),
-        }
+        self.maybe_text()?.map_or_else(|| Ok(T::default()), |text| self.json_of(text))
     }
 
-    fn broken_json(&self, error: &serde_json::Error) -> StoreError {
-        self.broken(&format!(
-            "not the JSON that belongs here, at line {} column {}",
-            error.line(),
-            error.column()
-        ))
+    /// A value from a text of this row.
+    fn json_of<T: DeserializeOwned>(&self, text: &str) -> Result<T, StoreError> {
+        // The text may hold a secret: the message tells its place, not its content.
+        serde_json::from_str(text).map_err(|error| {
+            self.broken(&format!(
+                "not the JSON that belongs here, at line {} column {}",
+                error.line(),
+                error.column()
+            ))
+        })
     }
 }

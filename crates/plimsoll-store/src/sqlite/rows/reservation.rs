@@ -78,15 +78,15 @@ impl SqlRow for ReservationRow {
         to.json_unless(meter.is_unused(), meter)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
-            tenant: cells.parse()?,
+            tenant: cells.name()?,
             key: Arc::from(cells.text()?),
             body_hash: cells.uint()?,
             state: cells.word(&STATES, ReservationState::as_str)?,
-            pool: cells.parse()?,
-            host: cells.parse()?,
+            pool: cells.name()?,
+            host: cells.name()?,
             memory_mib: Mib(cells.uint()?),
             vcpus: Vcpus(cells.uint()?),
             stateful: cells.flag()?,

@@ -89,11 +89,22 @@ fn bind_spec(spec: &SandboxSpec, to: &mut Binder<'_, '_>) -> rusqlite::Result<()
     to.json(&rest)
 }
 
-fn read_spec(cells: &mut Cells<'_>) -> Result<SandboxSpec, StoreError> {
+fn read_spec(cells: &mut Cells<'_, '_>) -> Result<Arc<SandboxSpec>, StoreError> {
     let key = cells.maybe_text()?.map(str::to_owned);
-    let labels = cells.json_or_default()?;
-    let rest: SpecColumn<'static> = cells.json()?;
-    Ok(SandboxSpec {
+    let labels = cells.maybe_text()?;
+    let rest = cells.text()?;
+    // Only a spec of its own has a key. Two texts with a line end between them are two again in
+    // only one way: neither holds one, being JSON as `serde_json` writes it.
+    let both = key.is_none().then(|| format!("{}\n{rest}", labels.unwrap_or_default()));
+    if let Some(spec) = both.as_ref().and_then(|both| cells.shared.spec(both)) {
+        return Ok(spec);
+    }
+    let labels = match labels {
+        Some(text) => cells.json_of(text)?,
+        None => BTreeMap::new(),
+    };
+    let rest: SpecColumn<'static> = cells.json_of(rest)?;
+    let spec = Arc::new(SandboxSpec {
         command: rest.command.into_owned(),
         env: rest.env.into_owned(),
         labels,
@@ -105,7 +116,11 @@ fn read_spec(cells: &mut Cells<'_>) -> Result<SandboxSpec, StoreError> {
         fork_of: rest.fork_of,
         lifecycle: rest.lifecycle,
         key,
-    })
+    });
+    if let Some(both) = both {
+        cells.shared.hold_spec(&both, &spec);
+    }
+    Ok(spec)
 }
 
 impl SqlRow for SandboxRow {
@@ -235,16 +250,16 @@ impl SqlRow for SandboxRow {
         bind_spec(spec, to)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
-            tenant: cells.parse()?,
-            template: cells.parse()?,
+            tenant: cells.name()?,
+            template: cells.name()?,
             status: cells.parse()?,
             reason: cells.maybe_text()?.map(Arc::from),
             status_since: cells.time()?,
-            pool: cells.maybe_parse()?,
-            host: cells.maybe_parse()?,
+            pool: cells.maybe_name()?,
+            host: cells.maybe_name()?,
             driver: cells.parse()?,
             attempt: cells.small()?,
             fence: Fence { epoch: cells.uint()?, number: cells.uint()? },
@@ -274,7 +289,7 @@ impl SqlRow for SandboxRow {
             body_hash: cells.uint()?,
             paused_by: cells.maybe_parse()?,
             meter: cells.json_or_default()?,
-            spec: Arc::new(read_spec(cells)?),
+            spec: read_spec(cells)?,
         })
     }
 }

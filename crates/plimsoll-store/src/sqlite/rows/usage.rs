@@ -36,10 +36,10 @@ impl SqlRow for UsageRow {
         to.uint(*egress_bytes)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             hour: cells.time()?,
-            tenant: cells.parse()?,
+            tenant: cells.name()?,
             claim: cells.parse()?,
             cpu_millis: cells.uint()?,
             charged_mib_millis: cells.uint()?,

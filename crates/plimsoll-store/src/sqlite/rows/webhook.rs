@@ -46,10 +46,10 @@ impl SqlRow for EndpointRow {
         to.maybe_time(*failing_since)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             id: cells.parse()?,
-            tenant: cells.maybe_parse()?,
+            tenant: cells.maybe_name()?,
             url: cells.text()?.to_owned(),
             events: cells.json()?,
             description: cells.text()?.to_owned(),
@@ -101,7 +101,7 @@ impl SqlRow for DeliveryRow {
         to.maybe_time(*next_attempt_at)
     }
 
-    fn read(cells: &mut Cells<'_>) -> Result<Self, StoreError> {
+    fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
         Ok(Self {
             endpoint: cells.parse()?,
             event: cells.parse()?,
