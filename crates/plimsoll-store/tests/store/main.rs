@@ -3,9 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod backend;
+mod crash;
 mod faults;
 mod make;
 mod oracle;
+mod pruning;
+mod reading;
+mod sqlite;
 mod writing;
 
 /// Makes a test of each check on each backend.
