@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_engine::Change;
 use plimsoll_engine::rows::{
-    DecisionRow, ReservationRow, ReservationState, SandboxRow, SandboxSpec, Verb,
+    DecisionRow, Meter, ReservationRow, ReservationState, SandboxRow, SandboxSpec, Totals, Verb,
 };
 use plimsoll_store::{Lease, LoadLimits, SqliteSettings, SqliteStore, Store};
 use plimsoll_types::{
@@ -45,7 +45,9 @@ fn main() {
     if wanted("restart") {
         for rows in [100_000, 1_000_000] {
             restart(&folder, "sandboxes", rows, |ids| Change::Sandbox(Box::new(sandbox(ids))));
-            restart(&folder, "reservations", rows, |ids| Change::Reservation(reservation(ids)));
+            restart(&folder, "reservations", rows, |ids| {
+                Change::Reservation(reservation(ids).into())
+            });
         }
     }
 }
@@ -113,6 +115,7 @@ fn reservation(ids: &mut Ids) -> ReservationRow {
         expires_at: NOW,
         ended_at: None,
         decision_id: DecisionId(id),
+        meter: Meter::default(),
     }
 }
 
@@ -144,6 +147,9 @@ fn decision(ids: &mut Ids) -> DecisionRow {
 
 fn sandbox(ids: &mut Ids) -> SandboxRow {
     let id = ids.next();
+    let mut meter = Meter::default();
+    meter.at = NOW;
+    meter.credit(1, Totals { cpu_millis: ids.made, egress_bytes: 0 });
     SandboxRow {
         id: SandboxId(id),
         tenant: ids.tenant.clone(),
@@ -181,6 +187,8 @@ fn sandbox(ids: &mut Ids) -> SandboxRow {
         measured: true,
         decision_id: DecisionId(id),
         body_hash: 0,
+        paused_by: None,
+        meter,
     }
 }
 
@@ -266,9 +274,9 @@ fn commits(folder: &Path, kind: &str, items: usize, decisions: usize) {
     while times.sum < MEASURE {
         let mut batch = Vec::with_capacity(items + decisions);
         for item in 0..items {
-            batch.push(Change::Reservation(reservation(&mut ids)));
+            batch.push(Change::Reservation(reservation(&mut ids).into()));
             if (item + 1).is_multiple_of(items / decisions) {
-                batch.push(Change::Decision(decision(&mut ids)));
+                batch.push(Change::Decision(decision(&mut ids).into()));
             }
         }
         times.commit(&mut store, &lease, &batch);
@@ -292,7 +300,8 @@ fn lives(folder: &Path) {
                 row.generation += 1;
                 row.ended_at = (!state.holds()).then_some(NOW);
             }
-            let batch: Vec<Change> = rows.iter().cloned().map(Change::Reservation).collect();
+            let batch: Vec<Change> =
+                rows.iter().map(|row| Change::Reservation(row.clone().into())).collect();
             times.commit(&mut store, &lease, &batch);
         }
     }

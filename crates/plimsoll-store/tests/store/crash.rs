@@ -52,7 +52,7 @@ fn changes(batch: u128) -> Vec<Change> {
         changes.extend([
             Change::Sandbox(Box::new(sandbox)),
             Change::Event(make.event(id)),
-            Change::Decision(make.decision(id)),
+            Change::Decision(make.decision(id).into()),
         ]);
     }
     changes

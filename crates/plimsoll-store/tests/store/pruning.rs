@@ -39,8 +39,8 @@ fn fill(store: &mut dyn Store, lease: &plimsoll_store::Lease) {
         (reservation.state, reservation.ended_at) = (ReservationState::Released, Some(at));
         batch.extend([
             Change::Sandbox(Box::new(sandbox)),
-            Change::Reservation(reservation),
-            Change::Decision(DecisionRow { at, ..make.decision(id) }),
+            Change::Reservation(reservation.into()),
+            Change::Decision(DecisionRow { at, ..make.decision(id) }.into()),
             Change::Event(EventRow { at, ..make.event(id) }),
         ]);
         deliveries.push(DeliveryRow {
@@ -103,7 +103,7 @@ fn what_lives_is_never_pruned(backend: &mut dyn Backend) {
     (reservation.state, reservation.ended_at) = (ReservationState::Committed, None);
     let batch = [
         Change::Sandbox(Box::new(sandbox)),
-        Change::Reservation(reservation),
+        Change::Reservation(reservation.into()),
         Change::Tenant(make.tenant("t")),
         Change::Plan(make.plan("p")),
         Change::Key(make.key(1)),

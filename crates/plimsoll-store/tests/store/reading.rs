@@ -52,7 +52,7 @@ fn decisions_are_found_by_id_and_in_pages(backend: &mut dyn Backend) {
             ..make.decision(u128::from(place) + 1)
         })
         .collect();
-    let batch: Vec<Change> = rows.iter().cloned().map(Change::Decision).collect();
+    let batch: Vec<Change> = rows.iter().map(|row| Change::Decision(row.clone().into())).collect();
     store.commit(&lease, &batch).unwrap();
     let reader = store.reader();
 
@@ -105,7 +105,7 @@ fn a_rare_decision_in_a_long_log_is_found_over_short_pages(backend: &mut dyn Bac
             if id == 3 {
                 row.tenant = tenant("rare");
             }
-            Change::Decision(row)
+            Change::Decision(row.into())
         })
         .collect();
     store.commit(&lease, &batch).unwrap();
@@ -371,7 +371,9 @@ fn readers_see_whole_batches_while_the_writer_works(backend: &mut dyn Backend) {
         for batch in 0..BATCHES {
             let changes: Vec<Change> = (0..ROWS)
                 .map(|row| batch * ROWS + row + 1)
-                .flat_map(|id| [Change::Event(make.event(id)), Change::Decision(make.decision(id))])
+                .flat_map(|id| {
+                    [Change::Event(make.event(id)), Change::Decision(make.decision(id).into())]
+                })
                 .collect();
             store.commit(&lease, &changes).unwrap();
         }
@@ -385,12 +387,12 @@ fn readers_see_whole_batches_while_the_writer_works(backend: &mut dyn Backend) {
 fn a_reader_outlives_its_store(backend: &mut dyn Backend) {
     let (mut store, lease) = leader(backend);
     let row = Make::new(1).decision(1);
-    store.commit(&lease, &[Change::Decision(row.clone())]).unwrap();
+    store.commit(&lease, &[Change::Decision(row.clone().into())]).unwrap();
     let reader = store.reader();
     assert!(reader.decision(row.id).unwrap().is_some());
     drop(store);
     let (mut store, lease) = leader(backend);
-    store.commit(&lease, &[Change::Decision(Make::new(1).decision(2))]).unwrap();
+    store.commit(&lease, &[Change::Decision(Make::new(1).decision(2).into())]).unwrap();
     assert_eq!(reader.decision(row.id).unwrap(), Some(row));
     assert!(reader.decision(DecisionId(2)).unwrap().is_some());
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use plimsoll_engine::Change;
-use plimsoll_engine::rows::Rows;
+use plimsoll_engine::rows::{DecisionRow, Rows};
 use plimsoll_store::{
     EventQuery, LoadLimits, Retention, SqliteSettings, SqliteStore, Store, StoreError,
 };
@@ -348,7 +348,7 @@ fn an_operator_can_read_it_and_sees_no_secret_in_the_readable_views() {
     let batch = [
         Change::Sandbox(Box::new(sandbox.clone())),
         Change::Host(host),
-        Change::Decision(decision),
+        Change::Decision(decision.into()),
         Change::Key(make.key(1)),
         Change::Endpoint(make.endpoint(1)),
         make.policy("p"),
@@ -404,7 +404,7 @@ fn the_log_stays_bounded_while_batches_keep_coming() {
         let batch: Vec<Change> = (0..1_500)
             .map(|place| {
                 let id = DecisionId(number * 1_500 + place);
-                Change::Decision(plimsoll_engine::rows::DecisionRow { id, ..row.clone() })
+                Change::Decision(DecisionRow { id, ..row.clone() }.into())
             })
             .collect();
         store.commit(&lease, &batch).unwrap();
