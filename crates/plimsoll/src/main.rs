@@ -1,2 +1,34 @@
 //! The plimsoll binary: subcommands and wiring.
-fn main() {}
+//!
+//! Each command group has a file of its own. Client commands stand in `client`, and reach a cell
+//! over HTTP alone; nothing here decides anything about a sandbox.
+
+mod cli;
+mod client;
+mod connect;
+mod failure;
+mod settings;
+mod show;
+
+use std::process::ExitCode;
+
+use failure::Failure;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run() -> Result<ExitCode, Failure> {
+    let Some(cli) = settings::parse(std::env::args_os().collect())? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    cli.log.start("warn")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::refused(format!("no threads to run on: {error}")))?;
+    runtime.block_on(cli.command.run())
+}
