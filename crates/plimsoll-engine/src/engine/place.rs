@@ -11,9 +11,10 @@ use super::Engine;
 use super::state::{Ask, Found, Hold, Ix, Place};
 use crate::index::{Slot, better};
 
-/// Candidates of a saturated partition are counted up to here: a refusal must stay cheap, and
-/// beyond this the exact number helps nobody.
-const SATURATED_COUNTED_MAX: u32 = 1_000;
+/// Hosts of one partition that are held one by one against what the index does not serve, for the
+/// counts of a refusal: it must stay cheap, and beyond this the exact number helps nobody. What is
+/// not looked at counts as full.
+const COUNTED_MAX: u32 = 1_000;
 
 /// Why no pool took it.
 #[derive(Clone, Debug)]
@@ -181,18 +182,20 @@ impl Engine {
                 let mut fitting = 0;
                 partition.ready.pick(need, ask.ring, Placement::Spread, |_| {
                     fitting += 1;
-                    fitting >= SATURATED_COUNTED_MAX
+                    fitting >= COUNTED_MAX
                 });
                 counts.count_candidates(fitting);
                 rest -= fitting;
             } else {
+                let mut looked_at = 0;
                 partition.ready.pick(need, ask.ring, Placement::Spread, |host| {
                     rest -= 1;
+                    looked_at += 1;
                     match self.stops(host, &request, ask) {
                         Some(filter) => counts.count(filter),
                         None => counts.count_candidate(),
                     }
-                    false
+                    looked_at >= COUNTED_MAX
                 });
             }
             counts.count_many(HostFilter::Full, rest);
@@ -201,7 +204,7 @@ impl Engine {
                     let mut fitting = 0;
                     partition.saturated.pick(need, ask.ring, Placement::Spread, |_| {
                         fitting += 1;
-                        fitting >= SATURATED_COUNTED_MAX
+                        fitting >= COUNTED_MAX
                     });
                     counts.count_many(HostFilter::StartsSaturated, fitting);
                     counts.count_many(HostFilter::Full, number - fitting);
