@@ -14,6 +14,7 @@ pub use machine::{
     CpuTicks, MachineMemory, MachineProbe, MachineSample, Pressure, boot_id, cpu_used,
     parse_cpu_ticks, parse_meminfo, parse_pressure, parse_uptime_millis, uptime_millis,
 };
+pub(crate) use processes::is_open_anywhere;
 pub use processes::{
     Membership, ProcessId, ProcessStat, ProcessTable, cpu_millis_of, parse_pss_bytes,
     parse_resident_pages, parse_stat, resident_bytes,

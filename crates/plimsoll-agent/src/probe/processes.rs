@@ -1,7 +1,7 @@
 //! Which processes are a guest's, and what they use, where no control group tells.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -111,15 +111,16 @@ impl ProcessId {
 }
 
 /// How to tell a guest's processes from others: whoever matches one of these belongs to it.
+///
+/// Not by user: another agent on the machine may have given the same one to a guest of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// Every descendant of this process (itself left out): the guest's shim, to which the kernel
-    /// hands whatever loses its parent.
-    pub descendants_of: Option<i32>,
-    /// Everything in this session.
-    pub session: Option<i32>,
-    /// Everything that runs as this user: set where each guest has a user of its own.
-    pub user: Option<u32>,
+    /// Every descendant of these processes (themselves left out), such as the guest's shim, to
+    /// which the kernel hands whatever loses its parent.
+    pub descendants_of: Vec<ProcessId>,
+    /// Everything in the sessions that these processes lead or led. The kernel gives the number
+    /// to no other process while the session lives.
+    pub sessions: Vec<ProcessId>,
 }
 
 /// All processes of the machine at one moment. One scan serves every guest.
@@ -140,43 +141,59 @@ impl ProcessTable {
         Self { entries }
     }
 
+    /// The line of this very process, dead or alive.
+    #[must_use]
+    pub fn get(&self, id: ProcessId) -> Option<ProcessStat> {
+        let found = self.entries.iter().find(|entry| entry.pid == id.pid)?;
+        (found.start_ticks == id.start_ticks).then_some(*found)
+    }
+
     /// The living processes that match, in order of their pids.
     #[must_use]
     pub fn members(&self, wanted: &Membership) -> Vec<ProcessStat> {
-        let mut pids = BTreeSet::new();
-        if let Some(root) = wanted.descendants_of {
-            let mut parents = BTreeSet::from([root]);
-            // Each round finds one more generation; it ends when none is left.
-            loop {
-                let before = parents.len();
-                for entry in &self.entries {
-                    if parents.contains(&entry.parent) && parents.insert(entry.pid) {
-                        pids.insert(entry.pid);
-                    }
+        // A process that has the number but started at another time is someone else.
+        let recycled = |id: &ProcessId| {
+            self.entries
+                .iter()
+                .any(|entry| entry.pid == id.pid && entry.start_ticks != id.start_ticks)
+        };
+        let same = |ids: &[ProcessId]| -> BTreeSet<i32> {
+            ids.iter().filter(|id| !recycled(id)).map(|id| id.pid).collect()
+        };
+        let sessions = same(&wanted.sessions);
+        let mut parents = same(&wanted.descendants_of);
+        let mut descendants = BTreeSet::new();
+        // Each round finds one more generation; it ends when none is left.
+        loop {
+            let before = descendants.len();
+            for entry in &self.entries {
+                if parents.contains(&entry.parent) {
+                    parents.insert(entry.pid);
+                    descendants.insert(entry.pid);
                 }
-                if parents.len() == before {
-                    break;
-                }
+            }
+            if descendants.len() == before {
+                break;
             }
         }
         self.entries
             .iter()
-            .filter(|entry| {
-                pids.contains(&entry.pid)
-                    || wanted.session == Some(entry.session)
-                    || (wanted.user.is_some() && wanted.user == user_of(entry.pid))
-            })
+            .filter(|entry| descendants.contains(&entry.pid) || sessions.contains(&entry.session))
             .filter(|entry| !entry.is_dead())
             .copied()
             .collect()
     }
 }
 
-/// The effective user of a process.
-fn user_of(pid: i32) -> Option<u32> {
-    let text = std::fs::read_to_string(proc_file(pid, "status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    line.split_ascii_whitespace().nth(1)?.parse().ok()
+/// Whether some process that this one may look into has this file open.
+pub(crate) fn is_open_anywhere(path: &Path) -> bool {
+    ProcessTable::scan().entries.iter().any(|process| {
+        std::fs::read_dir(proc_file(process.pid, "fd")).is_ok_and(|files| {
+            files
+                .flatten()
+                .any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == path))
+        })
+    })
 }
 
 /// Reads the proportional set size from `/proc/PID/smaps_rollup`.
@@ -311,9 +328,13 @@ mod tests {
         let pids = |wanted: &Membership| {
             table.members(wanted).iter().map(|process| process.pid).collect::<Vec<_>>()
         };
-        let tree = Membership { descendants_of: Some(5), ..Membership::default() };
-        assert_eq!(pids(&tree), [9, 8, 7]);
-        assert_eq!(pids(&Membership { session: Some(7), ..Membership::default() }), [8, 7]);
+        let id = |pid, start_ticks| vec![ProcessId { pid, start_ticks }];
+        let tree = |ids| Membership { descendants_of: ids, ..Membership::default() };
+        let session = |ids| Membership { sessions: ids, ..Membership::default() };
+        assert_eq!(pids(&tree(id(5, 1))), [9, 8, 7]);
+        assert_eq!(pids(&session(id(7, 1))), [8, 7]);
+        assert!(pids(&tree(id(5, 2))).is_empty(), "a recycled pid");
+        assert!(pids(&session(id(7, 2))).is_empty(), "a recycled session");
         assert!(pids(&Membership::default()).is_empty());
     }
 
