@@ -1,6 +1,6 @@
 //! Drivers: what starts, pauses, resumes, ends and measures guests.
 //!
-//! One trait, several drivers. `process` runs child processes; `gvisor` runs sandboxes of gVisor's
+//! One trait, three drivers. `process` runs child processes; `gvisor` runs sandboxes of gVisor's
 //! `runsc`, whose pause writes memory out; `simulated` keeps guests that exist only as numbers.
 //! The first two give every guest a shim of its own (see [`crate::shim`]), so that guests outlive
 //! the agent, and a folder from which the next agent adopts them.
@@ -16,6 +16,7 @@ pub(crate) mod launch;
 mod look;
 mod process;
 mod shared;
+mod simulated;
 pub(crate) mod tree;
 
 use std::time::Duration;
@@ -30,6 +31,7 @@ pub use cgroup::{PARENT as CGROUP_PARENT, PIDS_MAX};
 pub use folder::{GuestDir, GuestName, GuestNameError, Guests, ShimCommand};
 pub use gvisor::{GvisorConfig, GvisorDriver};
 pub use process::{ProcessConfig, ProcessDriver, UserRange};
+pub use simulated::{SimulatedConfig, SimulatedDriver};
 
 /// Most bytes of each output of one exec that are kept; the rest is read, dropped and said to be
 /// missing. One MiB is ample for a command's answer, and bounds what an answer takes in memory.
