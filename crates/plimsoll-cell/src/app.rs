@@ -61,9 +61,9 @@ impl App {
     ///
     /// # Errors
     /// Says why not.
-    pub(crate) fn check_leading(&self) -> Result<u64, Reject> {
+    pub(crate) fn check_leading(&self) -> Result<(), Reject> {
         match &*self.standing.borrow() {
-            Standing::Leading(epoch) => Ok(*epoch),
+            Standing::Leading(_) => Ok(()),
             Standing::Loading => Err(NoAnswer::Loading.into()),
             Standing::Stopped => Err(NoAnswer::Stopping.into()),
             Standing::Waiting(_) => Err(NoAnswer::StoreUnavailable.into()),

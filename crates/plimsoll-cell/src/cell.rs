@@ -3,10 +3,12 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use plimsoll_client::AgentClient;
 use plimsoll_store::{MemoryStore, SqliteSettings, SqliteStore, Store, StoreError};
 use tokio::sync::{Semaphore, watch};
 
@@ -16,7 +18,7 @@ use crate::clock::wall;
 use crate::config::{CellConfig, StoreUrl};
 use crate::core::{Core, Opener, Standing, TermError, Terms};
 use crate::first::{self, FirstStart};
-use crate::hosts::{Agent, AgentSetupError, Calls};
+use crate::hosts::Calls;
 use crate::http::{ServeError, Server};
 use crate::ids::Ids;
 use crate::replays::Replays;
@@ -42,9 +44,17 @@ pub enum StartError {
     /// The address or the TLS files do not serve.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// The file of certificates that agents are held against could not be read.
+    #[error("{path} cannot be read")]
+    AgentCertificates {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The client of agents could not be set up.
     #[error(transparent)]
-    Agents(#[from] AgentSetupError),
+    Agents(#[from] plimsoll_client::Error),
     /// A thread could not be started.
     #[error("the engine's thread could not be started")]
     Thread(#[source] io::Error),
@@ -119,7 +129,7 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let _ = rustls::crypto::ring::default_provider().install_default();
     let ids = Arc::new(Ids::new()?);
     let core = Arc::new(Core::new());
-    let agent = Agent::new(config.agent_ca.as_deref())?;
+    let agent = agent_client(config.agent_ca.as_deref())?;
     let runtime = tokio::runtime::Handle::current();
     let pool = config.engine.default_pool.clone();
     let shell = Arc::new(Shell::new(Calls::new(Arc::clone(&core), agent, pool, runtime)));
@@ -165,6 +175,13 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
     let engine = Some(engine);
     Ok(Cell { server: Some(server), address, core, standing: stands, stop, engine })
+}
+
+fn agent_client(ca: Option<&Path>) -> Result<AgentClient, StartError> {
+    let Some(path) = ca else { return Ok(AgentClient::new(None)?) };
+    let read = |source| StartError::AgentCertificates { path: path.display().to_string(), source };
+    let pem = std::fs::read(path).map_err(read)?;
+    Ok(AgentClient::new(Some(&pem))?)
 }
 
 impl Cell {

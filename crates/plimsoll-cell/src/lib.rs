@@ -30,5 +30,4 @@ mod waiters;
 pub use cell::{Cell, StartError, start};
 pub use config::{CellConfig, HttpLimits, StoreUrl, StoreUrlError, TlsFiles};
 pub use core::TermError;
-pub use hosts::AgentSetupError;
 pub use http::ServeError;

@@ -82,10 +82,10 @@ impl Waiters {
         }
     }
 
-    /// Wakes everybody without news: the engine was rebuilt, and changes may have been missed.
+    /// Wakes everybody to look again: the engine was rebuilt, and changes may have been missed.
     pub(crate) fn wake_all(&self) {
         for entry in self.lock().values() {
-            entry.seen.send_modify(|_| {});
+            entry.seen.send_replace(Seen::Nothing);
         }
     }
 

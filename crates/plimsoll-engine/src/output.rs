@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_types::{
-    BasisPoints, DecisionId, FilterCounts, HeartbeatAnswer, HostCommand, HostFilter, HostId, Mib,
-    MilliCpu, Millis, PolicyMode, PoolName, RefusalCode, Regime, RetryHint, SandboxId,
+    BasisPoints, Counted, DecisionId, FilterCounts, HeartbeatAnswer, HostCommand, HostFilter,
+    HostId, Mib, MilliCpu, Millis, PolicyMode, PoolName, RefusalCode, Regime, RetryHint, SandboxId,
     SandboxStatus, TenantId, Timestamp,
 };
 
@@ -433,6 +433,12 @@ pub struct HostView {
     pub reported_incarnation: Option<u64>,
     /// Its last sequence number.
     pub sequence: u64,
+    /// When it reported, by its own clock.
+    pub heartbeat_at: Option<Timestamp>,
+    /// Free counted resources as reported.
+    pub counted: Counted,
+    /// Memory pressure as reported, in basis points.
+    pub pressure_bp: Option<u32>,
     /// Guests that it should not have.
     pub unexpected: Vec<String>,
 }

@@ -47,6 +47,7 @@ const CONTRACT: &[&str] = &[
     "DELETE /v1/admin/tenants/{id}",
     "GET /v1/admin/keys",
     "POST /v1/admin/keys",
+    "GET /v1/admin/keys/{id}",
     "DELETE /v1/admin/keys/{id}",
     "GET /v1/admin/pools",
     "GET /v1/admin/pools/{name}",

@@ -122,6 +122,15 @@ pub(super) const ADMIN: &[Route] = &[
     .body("CreateKey")
     .keyed(),
     route(
+        Get,
+        "/v1/admin/keys/{id}",
+        "key",
+        Operator,
+        Read,
+        "Show a key, without its secret",
+        &[(200, One("Key"))],
+    ),
+    route(
         Delete,
         "/v1/admin/keys/{id}",
         "delete_key",

@@ -5,16 +5,15 @@ use std::sync::{Arc, OnceLock};
 use axum::body::Bytes;
 use axum::extract::FromRequestParts as _;
 use axum::extract::State;
+use axum::http::HeaderName;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, StatusCode};
 use axum::response::IntoResponse as _;
 use plimsoll_engine::rows::Role;
 use plimsoll_engine::{Caller, Command, Read, Reply};
-use serde_json::json as value;
 
 use crate::app::App;
-use crate::http::{Answered, Operator, json};
+use crate::http::{Answered, Operator};
 use crate::metrics;
 
 /// The pages carry all that they need; nothing is fetched from elsewhere, and nothing may frame
@@ -25,13 +24,13 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 
 /// The process is there.
 pub(super) async fn healthz() -> Answered {
-    Ok(json(StatusCode::OK, &value!({ "status": "ok" })))
+    Ok("ok\n".into_response())
 }
 
 /// State is loaded and this replica leads; hosts or not.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Answered {
-    let epoch = app.check_leading()?;
-    Ok(json(StatusCode::OK, &value!({ "status": "ready", "epoch": epoch })))
+    app.check_leading()?;
+    Ok("ready\n".into_response())
 }
 
 /// Counters always; gauges while the state is loaded.
@@ -54,7 +53,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>, mut parts: Parts) -> An
 pub(super) async fn openapi() -> Answered {
     static TEXT: OnceLock<Bytes> = OnceLock::new();
     let text = TEXT.get_or_init(|| {
-        let document = serde_json::json!({});
+        let document = plimsoll_api::document();
         // The document is plain data; writing it does not fail.
         Bytes::from(serde_json::to_vec_pretty(&document).unwrap_or_default())
     });

@@ -7,6 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use plimsoll_api as api;
 use plimsoll_api::Problem;
+use plimsoll_client::AgentError;
 use plimsoll_engine::{Caller, Command, Reply, SandboxView};
 use plimsoll_types::{DecisionId, RefusalCode, SandboxId, SandboxStatus};
 use tokio::time::{Instant, timeout_at};
@@ -15,7 +16,6 @@ use super::named;
 use super::sandboxes::{find, record, record_of};
 use crate::app::App;
 use crate::core::NoAnswer;
-use crate::hosts::AgentError;
 use crate::http::{Answered, Query, Reject, Tenant, json, read, with_decision};
 use crate::map;
 use crate::waiters::{Seen, Wait};
@@ -181,12 +181,10 @@ pub(super) async fn exec(
     let id = named(&id, WHAT)?;
     let body: api::ExecRequest = read(&app, request).await?;
     let (view, decision) = awake(&app, &tenant.caller, id).await?;
-    let Some((address, secret)) = view.agent else {
+    let Some(done) = app.shell.calls.exec(view, body).await else {
         let detail = "the guest's host has no agent that takes calls";
         return Err(Reject::new(RefusalCode::StartFailed, detail));
     };
-    let agent = app.shell.calls.agent();
-    let done = agent.exec(&address, secret.as_deref(), id, view.row.attempt, body).await;
     let response = done.map_err(exec_failed)?;
     let response = json(StatusCode::OK, &response);
     Ok(match decision {
@@ -227,11 +225,13 @@ async fn awake(
     }
 }
 
+/// What the agent says of the command is the caller's; how the agent was not reached is not.
 fn exec_failed(error: AgentError) -> Reject {
     match error {
-        AgentError::Refused { problem: Some(problem), .. } if problem.code.refusal().is_some() => {
-            Reject(problem)
+        AgentError::Refused(problem) if problem.code.refusal().is_some() => Reject(problem),
+        error => {
+            tracing::warn!(%error, "a command was not carried out in a guest");
+            Reject::new(RefusalCode::StartFailed, "the guest's host did not answer")
         }
-        error => Reject::new(RefusalCode::StartFailed, error.to_string()),
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use plimsoll_api as api;
@@ -62,16 +62,19 @@ fn check_url(app: &App, url: &str) -> Result<(), Reject> {
     let refuse = |given: &str, bound: &str| {
         Err(FieldError::new("url", format_args!("{given:?}"), bound).into())
     };
-    let Ok(parsed) = reqwest::Url::parse(url) else {
+    let Ok(parsed) = url.parse::<Uri>() else {
         return refuse(url, "an http or https URL");
     };
-    if !parsed.username().is_empty() || parsed.password().is_some() {
+    let Some(authority) = parsed.authority() else {
+        return refuse(url, "an http or https URL");
+    };
+    if authority.as_str().contains('@') {
         return refuse("a URL with credentials", "a URL without credentials");
     }
     if app.config.webhooks_private {
         return Ok(());
     }
-    let host = parsed.host_str().unwrap_or_default();
+    let host = authority.host();
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let local = host == "localhost" || host.ends_with(".localhost");
     if local || bare.parse().is_ok_and(is_private) {

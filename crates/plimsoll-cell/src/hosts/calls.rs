@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use plimsoll_engine::{Effect, Input};
-use plimsoll_types::{HostCommand, HostId, HostOutcome, Millis, PoolName};
+use plimsoll_api::{ExecRequest, ExecResponse, FieldError, GuestExec, HeartbeatDefaults, Secret};
+use plimsoll_client::{AgentClient, AgentError, AgentTarget};
+use plimsoll_engine::rows::SandboxRow;
+use plimsoll_engine::{Effect, Input, SandboxView, Token};
+use plimsoll_types::{HostCommand, HostId, HostOp, HostOutcome, HostReport, Millis, PoolName};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::wire::Agent;
+use crate::clock::wall;
 use crate::core::{Core, NoAnswer};
 use crate::metrics::HostCalls;
 
@@ -30,11 +33,13 @@ const HAND_OVER_INTERVAL: Duration = Duration::from_millis(100);
 /// An outcome that could not be handed over for so long is let go: the engine has repeated the
 /// command by then.
 const HAND_OVER_MAX: Duration = Duration::from_secs(60);
+/// What an exec may take beyond the command's own limit: the way there and back.
+const EXEC_SLACK: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Inner {
     core: Arc<Core>,
-    agent: Agent,
+    agent: AgentClient,
     default_pool: PoolName,
     runtime: Handle,
     waiting: Arc<Semaphore>,
@@ -52,7 +57,7 @@ impl Calls {
     /// The way to hosts, on this runtime.
     pub(crate) fn new(
         core: Arc<Core>,
-        agent: Agent,
+        agent: AgentClient,
         default_pool: PoolName,
         runtime: Handle,
     ) -> Self {
@@ -68,9 +73,20 @@ impl Calls {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The agents' side of the host protocol.
-    pub(crate) fn agent(&self) -> &Agent {
-        &self.inner.agent
+    /// Runs a command in a guest. `None` where its host has no agent that takes calls.
+    ///
+    /// # Errors
+    /// When the agent refuses or cannot be reached.
+    pub(crate) async fn exec(
+        &self,
+        view: SandboxView,
+        exec: ExecRequest,
+    ) -> Option<Result<ExecResponse, AgentError>> {
+        let (address, secret) = view.agent?;
+        let ExecRequest { command, timeout_seconds } = exec;
+        let SandboxRow { id, attempt, .. } = view.row;
+        let exec = GuestExec { id, attempt, command, timeout_seconds };
+        Some(self.inner.agent.exec(&target(address, secret), &exec, EXEC_SLACK).await)
     }
 
     /// Carries out an effect on a host and brings back what came of it. Returns at once.
@@ -128,6 +144,30 @@ fn without_call(effect: Effect, why: &str) -> Back {
     }
 }
 
+/// Why a host's answer to a fresh question does not count.
+#[derive(Debug, thiserror::Error)]
+enum ProbeError {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Field(#[from] FieldError),
+}
+
+fn target(address: String, secret: Option<String>) -> AgentTarget {
+    AgentTarget { address, secret: secret.map(Secret::new) }
+}
+
+/// What a command without an outcome of the agent's comes to. Only a first start that never left
+/// is known to have begun nothing; a repeated one may have arrived the time before, and an end
+/// that never left has ended nothing.
+fn failed(command: &HostCommand, delay: Millis, error: AgentError) -> HostOutcome {
+    let first_start = matches!(command.op, HostOp::Start { .. }) && delay == Millis::ZERO;
+    match error {
+        AgentError::NotSent(detail) if first_start => HostOutcome::Failed { detail },
+        error => HostOutcome::Unknown { detail: error.to_string() },
+    }
+}
+
 fn outcome(host: HostId, command: Box<HostCommand>, outcome: HostOutcome) -> Input {
     Input::Outcome { host, command, outcome }
 }
@@ -148,12 +188,13 @@ impl Inner {
                 if delay > Millis::ZERO {
                     sleep(Duration::from_millis(delay.get())).await;
                 }
-                let deadline = Instant::now() + Duration::from_millis(timeout.get());
-                let call = self.bounded(&host, async {
-                    self.agent.command(&address, secret.as_deref(), &command).await
-                });
-                let result = match timeout_at(deadline, call).await {
-                    Ok(outcome) => outcome,
+                let limit = Duration::from_millis(timeout.get());
+                let deadline = Instant::now() + limit;
+                let target = target(address, secret);
+                let call = self.agent.try_command(&target, &command, limit);
+                let result = match timeout_at(deadline, self.bounded(&host, call)).await {
+                    Ok(Ok(outcome)) => outcome,
+                    Ok(Err(error)) => failed(&command, delay, error),
                     Err(_) => {
                         HostOutcome::Unknown { detail: format!("no answer within {timeout}") }
                     }
@@ -161,15 +202,13 @@ impl Inner {
                 Some(outcome(host, command, result))
             }
             Effect::ProbeHost { host, address, secret, timeout } => {
-                let deadline = Instant::now() + Duration::from_millis(timeout.get());
-                let call = self.bounded(&host, async {
-                    let pool = &self.default_pool;
-                    self.agent.capacity(&host, &address, secret.as_deref(), pool).await
-                });
-                match timeout_at(deadline, call).await {
+                let limit = Duration::from_millis(timeout.get());
+                let target = target(address, secret);
+                let call = self.capacity(&host, &target, limit);
+                match timeout_at(Instant::now() + limit, self.bounded(&host, call)).await {
                     Ok(Ok(report)) => {
-                        let token = plimsoll_engine::Token(0);
-                        Some(Input::Report { token, report: Box::new(report), probe: true })
+                        let report = Box::new(report);
+                        Some(Input::Report { token: Token(0), report, probe: true })
                     }
                     Ok(Err(error)) => {
                         tracing::debug!(%host, %error, "a host did not answer a fresh question");
@@ -180,6 +219,18 @@ impl Inner {
             }
             other => without_call(other, "no call"),
         }
+    }
+
+    async fn capacity(
+        &self,
+        host: &HostId,
+        target: &AgentTarget,
+        limit: Duration,
+    ) -> Result<HostReport, ProbeError> {
+        let beat = self.agent.capacity(target, limit).await?;
+        let pool = self.default_pool.clone();
+        let defaults = HeartbeatDefaults { pool, received_at: wall() };
+        Ok(beat.into_report(host.clone(), &defaults)?)
     }
 
     /// Makes a call when its host and the cell have room for it.

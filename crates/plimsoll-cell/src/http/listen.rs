@@ -22,7 +22,7 @@ use plimsoll_api::ProblemCode;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tower::Service as _;
 
@@ -133,10 +133,12 @@ async fn serve(
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.head_bytes_max.max(8_192))
         .pipeline_flush(true);
+    let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             biased;
             _ = stopped.changed() => break,
+            Some(_) = connections.join_next() => continue,
             accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
@@ -156,7 +158,7 @@ async fn serve(
         let _ = stream.set_nodelay(true);
         let watcher = graceful.watcher();
         let (http, router, tls) = (http.clone(), router.clone(), tls.clone());
-        tokio::spawn(async move {
+        connections.spawn(async move {
             match tls {
                 None => connection(&http, stream, router, watcher).await,
                 Some(tls) => secured(&http, stream, &tls, router, watcher).await,
@@ -166,7 +168,8 @@ async fn serve(
     }
     drop(listener);
     if timeout(limits.drain_timeout, graceful.shutdown()).await.is_err() {
-        tracing::warn!("calls were still under way at the end of the drain and were dropped");
+        tracing::warn!("calls were still under way at the end of the drain and are dropped");
+        connections.shutdown().await;
     }
 }
 

@@ -2,9 +2,11 @@
 
 mod agent;
 mod bad_input;
+mod edges;
 mod failure;
 mod first_answers;
 mod roles;
+mod routes;
 mod sandboxes;
 
 use std::net::SocketAddr;
@@ -73,7 +75,15 @@ impl Tested {
 
     /// A cell over this store, with these settings.
     async fn over(store: MemoryStore, set: impl FnOnce(&mut CellConfig)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::over_in(tempfile::tempdir().unwrap(), store, set).await
+    }
+
+    /// The same with its data in this folder.
+    async fn over_in(
+        folder: TempDir,
+        store: MemoryStore,
+        set: impl FnOnce(&mut CellConfig),
+    ) -> Self {
         let mut config = config(folder.path());
         config.store = StoreUrl::Memory;
         set(&mut config);

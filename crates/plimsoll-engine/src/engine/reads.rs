@@ -258,6 +258,9 @@ impl Engine {
             boot_id: report.map_or_else(String::new, |report| report.boot_id.clone()),
             reported_incarnation: report.and_then(|report| report.incarnation),
             sequence: report.map_or(0, |report| report.sequence),
+            heartbeat_at: report.map(|report| report.heartbeat_at),
+            counted: report.map_or_else(Default::default, |report| report.counted.clone()),
+            pressure_bp: report.and_then(|report| report.pressure_bp),
             unexpected: host.unexpected.clone(),
             row,
         }

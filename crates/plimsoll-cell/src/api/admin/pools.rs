@@ -58,11 +58,9 @@ pub(super) async fn put_pool(
 ) -> Answered {
     let body: api::Pool = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
-    let held = find_pool(&app, operator.caller.clone(), &body.name).await?;
     let row = map::pool_row(body);
     change(&app, operator.caller, Admin::PutPool(row.clone())).await?;
-    let status = if held.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-    Ok(json(status, &map::pool(row)))
+    Ok(json(StatusCode::CREATED, &map::pool(row)))
 }
 
 pub(super) async fn patch_pool(
@@ -134,11 +132,9 @@ pub(super) async fn put_template(
 ) -> Answered {
     let body: api::Template = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
-    let held = find_template(&app, operator.caller.clone(), &body.name).await?;
     let row = map::template_row(body);
     change(&app, operator.caller, Admin::PutTemplate(row.clone())).await?;
-    let status = if held.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-    Ok(json(status, &map::template(row)))
+    Ok(json(StatusCode::CREATED, &map::template(row)))
 }
 
 pub(super) async fn patch_template(

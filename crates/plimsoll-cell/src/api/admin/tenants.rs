@@ -74,11 +74,9 @@ pub(super) async fn put_plan(
 ) -> Answered {
     let body: api::Plan = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
-    let held = find_plan(&app, operator.caller.clone(), &body.id).await?;
     let row = map::plan_row(&body);
     change(&app, operator.caller, Admin::PutPlan(row.clone())).await?;
-    let status = if held.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-    Ok(json(status, &map::plan(row)))
+    Ok(json(StatusCode::CREATED, &map::plan(row)))
 }
 
 pub(super) async fn patch_plan(
@@ -147,19 +145,16 @@ pub(super) async fn put_tenant(
     let held = find_tenant(&app, operator.caller.clone(), &body.id).await?;
     let default: PlanId = named(DEFAULT_PLAN, PLAN)?;
     let mut row = map::tenant_row(body, default, wall());
-    let status = if let Some(held) = held {
+    if let Some(held) = held {
         row.payment_method_ever |= held.payment_method_ever;
         row.suspended = held.suspended;
         if created_at.is_none() {
             row.created_at = held.created_at;
         }
-        StatusCode::OK
-    } else {
-        StatusCode::CREATED
-    };
+    }
     check_plan(&app, &operator.caller, &row.plan).await?;
     change(&app, operator.caller, Admin::PutTenant(row.clone())).await?;
-    Ok(json(status, &map::tenant(row)))
+    Ok(json(StatusCode::CREATED, &map::tenant(row)))
 }
 
 /// A tenant's plan must exist, or its limits would be anybody's guess.
