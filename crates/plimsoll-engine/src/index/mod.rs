@@ -10,6 +10,7 @@
 
 mod homes;
 mod node;
+mod pick;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -20,7 +21,8 @@ use std::fmt;
 use plimsoll_types::Placement;
 
 use node::Key;
-use tree::{Place, Tree};
+use pick::Pick;
+use tree::Tree;
 
 /// One host as the index holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,9 @@ pub struct Slot {
     /// What the host still accepts in MiB, all that the cell knows netted out; negative where it
     /// is over its budget.
     pub admittable: i64,
-    /// How much the host is preferred under [`Placement::Spread`], in the policy's unit.
+    /// How much the host is preferred: the highest first under [`Placement::Spread`], the lowest
+    /// first under [`Placement::Pack`]. A caller whose scores have the placement in them already
+    /// picks with `Spread`.
     pub score: i64,
     /// The host's fixed position on the ring that settles ties.
     pub ring: u64,
@@ -63,8 +67,8 @@ pub fn better(a: &Slot, b: &Slot, start: u64, placement: Placement) -> bool {
 
 /// The hosts of one partition, sorted for placement.
 ///
-/// Host numbers are the caller's and should be dense: memory follows the largest one (one byte
-/// for 64 numbers) and the hosts held (some 50 bytes each). Gaps do no other harm.
+/// Host numbers are the caller's and may have gaps, but should be dense: each host costs some 50
+/// bytes, each run of 512 numbers with a host in it 2 KiB, and each up to the largest 8 bytes.
 ///
 /// ```
 /// use plimsoll_engine::index::{PlacementIndex, Slot};
@@ -109,7 +113,7 @@ impl PlacementIndex {
     /// What it holds of `host`.
     #[must_use]
     pub fn get(&self, host: u32) -> Option<Slot> {
-        self.tree.place_of(host).map(|place| self.slot(place))
+        self.tree.place_of(host).map(|place| self.tree.slot(place))
     }
 
     /// Puts a host, or replaces what was held of it.
@@ -140,23 +144,9 @@ impl PlacementIndex {
         need: i64,
         start: u64,
         placement: Placement,
-        mut accept: impl FnMut(u32) -> bool,
+        accept: impl FnMut(u32) -> bool,
     ) -> Option<Slot> {
-        let mut edge = match placement {
-            Placement::Spread => self.tree.last_fit(need),
-            Placement::Pack => self.tree.first_fit(need),
-        };
-        while let Some(place) = edge {
-            let score = self.tree.key(place).score();
-            if let Some(slot) = self.pick_of_score(score, need, start, &mut accept) {
-                return Some(slot);
-            }
-            edge = match placement {
-                Placement::Spread => self.below_score(score, need),
-                Placement::Pack => self.above_score(score, need),
-            };
-        }
-        None
+        Pick { tree: &self.tree, need, start, placement, accept }.run()
     }
 
     /// The largest admittable of all hosts; `None` without hosts.
@@ -170,61 +160,9 @@ impl PlacementIndex {
         let mut next = self.tree.first_fit(i64::MIN);
         std::iter::from_fn(move || {
             let place = next?;
-            next = self.after(place, i64::MIN);
-            Some(self.slot(place))
+            next = self.tree.fit_after(place, i64::MIN);
+            Some(self.tree.slot(place))
         })
-    }
-
-    fn pick_of_score(
-        &self,
-        score: i64,
-        need: i64,
-        start: u64,
-        accept: &mut impl FnMut(u32) -> bool,
-    ) -> Option<Slot> {
-        let ahead = self.walk(score, start, need);
-        let wrapped = self.walk(score, 0, need).take_while(|slot| slot.ring < start);
-        ahead.chain(wrapped).find(|slot| accept(slot.host))
-    }
-
-    /// The hosts of one score with enough, from a ring position up.
-    fn walk(&self, score: i64, ring: u64, need: i64) -> impl Iterator<Item = Slot> {
-        let mut first = Some(Key::new(score, ring, 0));
-        let mut last = None;
-        std::iter::from_fn(move || {
-            let place = match (first.take(), last) {
-                (Some(key), _) => self.tree.seek(key).and_then(|at| self.tree.fit_from(at, need)),
-                (None, Some(place)) => self.after(place, need),
-                (None, None) => None,
-            };
-            last = place.filter(|&place| self.tree.key(place).score() == score);
-            last.map(|place| self.slot(place))
-        })
-    }
-
-    fn after(&self, place: Place, need: i64) -> Option<Place> {
-        self.tree.fit_from(Place { at: place.at + 1, ..place }, need)
-    }
-
-    /// The last place below every host of `score`, with enough.
-    fn below_score(&self, score: i64, need: i64) -> Option<Place> {
-        self.tree.fit_before(self.tree.seek(Key::new(score, 0, 0))?, need)
-    }
-
-    /// The first place above every host of `score`, with enough.
-    fn above_score(&self, score: i64, need: i64) -> Option<Place> {
-        let next = score.checked_add(1)?;
-        self.tree.fit_from(self.tree.seek(Key::new(next, 0, 0))?, need)
-    }
-
-    fn slot(&self, place: Place) -> Slot {
-        let key = self.tree.key(place);
-        Slot {
-            host: key.host(),
-            admittable: self.tree.admittable(place),
-            score: key.score(),
-            ring: key.ring(),
-        }
     }
 }
 

@@ -315,25 +315,22 @@ fn blocks_join_when_they_are_thin() {
 
 #[test]
 fn a_thin_block_beside_a_full_one_takes_of_it() {
+    let half = CAPACITY as i64 / 2;
     for thin_is_lower in [true, false] {
         let mut pair = Pair::default();
-        let count = CAPACITY as i64;
-        for at in 0..=count {
+        for at in 0..=2 * half {
             pair.upsert(slot(at as u32, at, at * 1_000));
         }
-        // Fills the one leaf, then thins the other.
-        let (full, thin) = if thin_is_lower { (count, 0) } else { (0, count) };
-        for at in 0..count / 2 - 2 {
-            let towards = if thin_is_lower { -1 - at } else { 1 + at };
-            pair.upsert(slot(1_000 + at as u32, at, full * 1_000 + towards));
+        let (full_end, inwards) = if thin_is_lower { (2 * half, -1) } else { (0, 1) };
+        for at in 1..half - 1 {
+            pair.upsert(slot(1_000 + at as u32, at, full_end * 1_000 + at * inwards));
         }
-        for at in 0..count / 2 {
-            let host = if thin_is_lower { thin + at } else { thin - at };
-            pair.remove(host as u32);
+        // Far enough to be thin, at first with too many in the other to become one with it.
+        for at in 0..half {
+            pair.remove((2 * half - full_end + at * -inwards) as u32);
             pair.compare_whole();
+            assert_eq!(pair.index.tree.used(), 3);
         }
-        pair.compare_pick(3, 9, Placement::Pack, 2);
-        assert!(!pair.index.is_empty());
     }
 }
 

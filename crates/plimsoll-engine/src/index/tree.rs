@@ -4,6 +4,7 @@
 //! [`LEAST`] entries; an inner entry's key is at or below every key of its child and above every
 //! key of the child before; its largest admittable is exact; each host's home is its leaf.
 
+use super::Slot;
 use super::homes::Homes;
 use super::node::{CAPACITY, Entry, JOINED, Key, LEAST, NOWHERE, Node};
 
@@ -43,8 +44,22 @@ impl Tree {
         self.node(place.leaf).key(place.at)
     }
 
-    pub(super) fn admittable(&self, place: Place) -> i64 {
-        self.node(place.leaf).most(place.at)
+    /// The key before, in the same leaf.
+    pub(super) fn key_before(&self, place: Place) -> Option<Key> {
+        place.at.checked_sub(1).map(|at| self.node(place.leaf).key(at))
+    }
+
+    /// The key after, in the same leaf.
+    pub(super) fn key_after(&self, place: Place) -> Option<Key> {
+        let (leaf, at) = (self.node(place.leaf), place.at + 1);
+        (at < leaf.len()).then(|| leaf.key(at))
+    }
+
+    pub(super) fn slot(&self, place: Place) -> Slot {
+        let leaf = self.node(place.leaf);
+        let key = leaf.key(place.at);
+        let admittable = leaf.most(place.at);
+        Slot { host: key.host(), admittable, score: key.score(), ring: key.ring() }
     }
 
     pub(super) fn largest(&self) -> Option<i64> {
@@ -93,6 +108,11 @@ impl Tree {
             from = self.position_in_parent(number)? + 1;
             number = node.parent();
         }
+    }
+
+    /// The first place after `place` with at least `need`.
+    pub(super) fn fit_after(&self, place: Place, need: i64) -> Option<Place> {
+        self.fit_from(Place { at: place.at + 1, ..place }, need)
     }
 
     /// The last place before `place` with at least `need`.
@@ -243,21 +263,23 @@ impl Tree {
 
     /// Carries a change of one admittable in `number` from `old` to `new` up to the root, as far
     /// as it shows. `i64::MIN` stands for a host that is gone.
-    fn settle(&mut self, mut number: u32, mut old: i64, mut new: i64) {
-        while let Some(at) = self.position_in_parent(number) {
-            let parent = self.node(number).parent();
-            let held = self.node(parent).most(at);
-            if new < held {
-                if old < held {
+    fn settle(&mut self, mut number: u32, old: i64, mut new: i64) {
+        let falls = new < old;
+        loop {
+            let node = self.node(number);
+            if falls {
+                if node.fit_from(0, old).is_some() {
                     return;
                 }
-                new = self.node(number).largest();
+                new = node.largest();
             }
-            if new == held {
+            let parent = node.parent();
+            let Some(at) = self.position_in_parent(number) else { return };
+            let node = self.node_mut(parent);
+            if !falls && new <= node.most(at) {
                 return;
             }
-            self.node_mut(parent).set_most(at, new);
-            old = held;
+            node.set_most(at, new);
             number = parent;
         }
     }
