@@ -13,6 +13,7 @@ extern crate std;
 pub mod abuse;
 pub mod aside;
 pub mod charge;
+pub mod consumption;
 pub mod deletion;
 pub mod fit;
 pub mod fresh;

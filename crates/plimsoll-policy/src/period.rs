@@ -1,7 +1,7 @@
 //! Billing periods as a pure function of the time (DESIGN 4.7): nothing is reset, so nothing can
 //! race a reset.
 
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use core::fmt::Write as _;
 
 use jiff::civil::Date;
@@ -177,6 +177,21 @@ impl Anchors {
 /// The years in which periods exist. An instant outside is treated as the nearest one inside: no
 /// record of a sandbox lies there, and a wild clock must not panic a meter.
 const YEARS: core::ops::RangeInclusive<i16> = 1..=9998;
+
+/// An instant as people and programs read it: RFC 3339 in UTC.
+///
+/// ```
+/// use plimsoll_policy::period::rfc3339;
+/// use plimsoll_types::Timestamp;
+///
+/// assert_eq!(rfc3339(Timestamp(1_710_460_800_000)), "2024-03-15T00:00:00Z");
+/// ```
+#[must_use]
+pub fn rfc3339(at: Timestamp) -> String {
+    let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
+    let nearest = if at.millis() < 0 { first } else { last };
+    jiff::Timestamp::from_millisecond(at.millis()).unwrap_or(nearest).to_string()
+}
 
 /// The period that an instant lies in.
 ///

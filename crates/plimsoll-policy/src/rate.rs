@@ -54,6 +54,10 @@ impl Bucket {
         (self.debt, self.at)
     }
 
+    fn is_unused(&self) -> bool {
+        self.debt == 0
+    }
+
     fn owed(&self, rate: &Rate, now: Timestamp) -> u64 {
         let paid = u128::from(now.since(self.at).0) * u128::from(rate.limit);
         let owed = u128::from(self.debt).saturating_sub(paid);
@@ -202,7 +206,10 @@ macro_rules! rates {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Buckets {
-            $($field: Bucket,)*
+            $(
+                #[serde(skip_serializing_if = "Bucket::is_unused")]
+                $field: Bucket,
+            )*
         }
 
         impl Buckets {

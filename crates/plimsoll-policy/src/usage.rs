@@ -2,10 +2,8 @@
 
 use alloc::vec::Vec;
 
-use plimsoll_types::{BasisPoints, Mib, Millis, SandboxStatus, Timestamp};
+use plimsoll_types::{Mib, Millis, SandboxStatus, Timestamp};
 use serde::{Deserialize, Serialize};
-
-use crate::ladder::used_share;
 
 /// Attempts of one guest whose counters are remembered. A report can come late by a restart or
 /// two; about an attempt further back nothing can be told apart from a repetition.
@@ -45,6 +43,8 @@ pub struct Totals {
 pub struct Meter {
     /// Its memory is credited up to here.
     pub at: Timestamp,
+    /// Its CPU and egress are: when the last report that listed it was received.
+    pub heard_at: Timestamp,
     /// Since when it has kept all of its vCPUs busy ([`crate::abuse::FullCore`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_since: Option<Timestamp>,
@@ -54,6 +54,11 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// Nothing before this moment is credited for memory or belongs to the next report.
+    pub fn begin(&mut self, now: Timestamp) {
+        (self.at, self.heard_at) = (now, now);
+    }
+
     /// Takes reported totals and gives what they add.
     pub fn credit(&mut self, attempt: u32, totals: Totals) -> Totals {
         for place in 0..ATTEMPTS_KEPT {
@@ -87,164 +92,6 @@ impl Meter {
     #[must_use]
     pub fn is_unused(&self) -> bool {
         *self == Self::default()
-    }
-}
-
-/// Use of a period or an hour, in the units in which it is summed without rounding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amounts {
-    /// CPU in core-milliseconds.
-    pub cpu_millis: u64,
-    /// Charged memory in MiB-milliseconds.
-    pub charged_mib_millis: u64,
-    /// Resident memory in MiB-milliseconds.
-    pub resident_mib_millis: u64,
-    /// Bytes sent out.
-    pub egress_bytes: u64,
-}
-
-impl Amounts {
-    /// The sum, held at the largest numbers that fit.
-    #[must_use]
-    pub const fn plus(self, more: Self) -> Self {
-        Self {
-            cpu_millis: self.cpu_millis.saturating_add(more.cpu_millis),
-            charged_mib_millis: self.charged_mib_millis.saturating_add(more.charged_mib_millis),
-            resident_mib_millis: self.resident_mib_millis.saturating_add(more.resident_mib_millis),
-            egress_bytes: self.egress_bytes.saturating_add(more.egress_bytes),
-        }
-    }
-
-    /// Whether nothing was used.
-    #[must_use]
-    pub fn is_nothing(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Whole CPU-seconds, rounded down.
-    #[must_use]
-    pub const fn cpu_seconds(&self) -> u64 {
-        self.cpu_millis / 1000
-    }
-
-    /// The memory that is billed, in MiB-milliseconds: what the host's budget was charged.
-    ///
-    /// Charged and not resident memory, because it is what nobody else could have meanwhile; it
-    /// is known from the first moment, before any sample; and a gap in the reports leaves no gap
-    /// in it. For a stateless guest that has settled the two are the same.
-    #[must_use]
-    pub const fn billed_mib_millis(&self) -> u64 {
-        self.charged_mib_millis
-    }
-
-    /// Whole GiB-hours of billed memory, rounded down.
-    #[must_use]
-    pub const fn gib_hours(&self) -> u64 {
-        gib_hours(self.billed_mib_millis())
-    }
-
-    /// Thousandths of GiB-hours of billed memory, rounded down: one guest rarely fills whole ones.
-    #[must_use]
-    pub fn gib_hours_thousandths(&self) -> u64 {
-        let thousandths = u128::from(self.billed_mib_millis()) * 1000;
-        let whole = thousandths / u128::from(MIB_MILLIS_PER_GIB_HOUR);
-        u64::try_from(whole).unwrap_or(u64::MAX)
-    }
-
-    /// The same amounts over the hours between two instants, each split as [`split_hours`] does.
-    #[must_use]
-    pub fn split(&self, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, Self)> {
-        let mut parts: Vec<(Timestamp, Self)> = Vec::new();
-        let mut put = |amount, one: fn(u64) -> Self| {
-            for (hour, part) in split_hours(amount, from, to) {
-                let place = parts.partition_point(|(at, _)| *at < hour);
-                match parts.get_mut(place) {
-                    Some((at, sum)) if *at == hour => *sum = sum.plus(one(part)),
-                    _ => parts.insert(place, (hour, one(part))),
-                }
-            }
-        };
-        put(self.cpu_millis, |cpu_millis| Self { cpu_millis, ..Self::default() });
-        put(self.charged_mib_millis, |charged_mib_millis| Self {
-            charged_mib_millis,
-            ..Self::default()
-        });
-        put(self.resident_mib_millis, |resident_mib_millis| Self {
-            resident_mib_millis,
-            ..Self::default()
-        });
-        put(self.egress_bytes, |egress_bytes| Self { egress_bytes, ..Self::default() });
-        parts
-    }
-}
-
-/// Limits on what is used up in a period; `None` is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConsumptionLimits {
-    /// CPU-seconds.
-    pub cpu_seconds: Option<u64>,
-    /// GiB-hours of memory.
-    pub gib_hours: Option<u64>,
-    /// Bytes sent out.
-    pub egress_bytes: Option<u64>,
-}
-
-/// One consumption counter beside its limit, in the units that people are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Consumed {
-    /// The word used in bodies.
-    pub name: &'static str,
-    /// Used, rounded down.
-    pub used: u64,
-    /// Allowed; `None` is unlimited.
-    pub limit: Option<u64>,
-    /// The exact share that is used.
-    pub share: BasisPoints,
-}
-
-impl ConsumptionLimits {
-    /// Whether nothing is limited.
-    #[must_use]
-    pub const fn is_unlimited(&self) -> bool {
-        self.cpu_seconds.is_none() && self.gib_hours.is_none() && self.egress_bytes.is_none()
-    }
-
-    /// Every counter beside its limit.
-    #[must_use]
-    pub fn consumed(&self, used: &Amounts) -> [Consumed; 3] {
-        // Shares are taken of the exact sums, so that 80 % of one CPU-second is no rounding error.
-        let share = |used: u64, limit: Option<u64>, unit: u64| {
-            used_share(used, limit.map(|limit| limit.saturating_mul(unit)))
-        };
-        let (cpu, memory, egress) = (self.cpu_seconds, self.gib_hours, self.egress_bytes);
-        [
-            Consumed {
-                name: "cpu_seconds",
-                used: used.cpu_seconds(),
-                limit: cpu,
-                share: share(used.cpu_millis, cpu, 1000),
-            },
-            Consumed {
-                name: "gib_hours",
-                used: used.gib_hours(),
-                limit: memory,
-                share: share(used.billed_mib_millis(), memory, MIB_MILLIS_PER_GIB_HOUR),
-            },
-            Consumed {
-                name: "egress_bytes",
-                used: used.egress_bytes,
-                limit: egress,
-                share: share(used.egress_bytes, egress, 1),
-            },
-        ]
-    }
-
-    /// The counter of which the largest share is used; of equals the first.
-    #[must_use]
-    pub fn tightest(&self, used: &Amounts) -> Consumed {
-        let [first, rest @ ..] = self.consumed(used);
-        rest.into_iter().fold(first, |most, next| if next.share > most.share { next } else { most })
     }
 }
 
@@ -357,41 +204,6 @@ mod tests {
         // A counter that has fallen adds nothing; its neighbour does.
         assert_eq!(meter.credit(1, totals(4, 8)), totals(0, 3));
         assert_eq!(meter.credit(1, totals(12, 8)), totals(2, 0));
-    }
-
-    #[test]
-    fn the_tightest_counter_is_the_one_nearest_its_limit() {
-        let limits =
-            ConsumptionLimits { cpu_seconds: Some(100), gib_hours: Some(10), egress_bytes: None };
-        let used = Amounts {
-            cpu_millis: 79_999,
-            charged_mib_millis: 8 * MIB_MILLIS_PER_GIB_HOUR,
-            egress_bytes: u64::MAX,
-            ..Amounts::default()
-        };
-        let tightest = limits.tightest(&used);
-        assert_eq!((tightest.name, tightest.used, tightest.limit), ("gib_hours", 8, Some(10)));
-        assert_eq!(tightest.share, BasisPoints(8000));
-        assert_eq!(limits.consumed(&used)[0].share, BasisPoints(7999));
-        let exact = Amounts { cpu_millis: 100_000, ..Amounts::default() };
-        assert_eq!(limits.tightest(&exact).share, BasisPoints::ONE);
-        let nothing = ConsumptionLimits::default();
-        assert!(nothing.is_unlimited());
-        assert_eq!(nothing.tightest(&used).share, BasisPoints::ZERO);
-    }
-
-    #[test]
-    fn amounts_are_split_counter_by_counter() {
-        let used = Amounts { cpu_millis: 90, egress_bytes: 1, ..Amounts::default() };
-        let parts = used.split(Timestamp(1_800_000), Timestamp(2 * 3_600_000));
-        let cpu = |cpu_millis| Amounts { cpu_millis, ..Amounts::default() };
-        assert_eq!(
-            parts,
-            [
-                (Timestamp(0), cpu(30)),
-                (Timestamp(3_600_000), Amounts { egress_bytes: 1, ..cpu(60) })
-            ]
-        );
     }
 
     #[test]
