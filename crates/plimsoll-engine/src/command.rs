@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_types::{
-    Criticality, DecisionId, EndpointId, HostCommand, HostId, HostOutcome, HostReport, KeyId,
-    Lifecycle, Mib, OnFull, PlanId, PoolName, ReservationId, SandboxId, SandboxStatus,
+    Criticality, DecisionId, EndpointId, EventId, HostCommand, HostId, HostOutcome, HostReport,
+    KeyId, Lifecycle, Mib, OnFull, PlanId, PoolName, ReservationId, SandboxId, SandboxStatus,
     TemplateName, TenantId, Vcpus,
 };
 
@@ -73,6 +73,20 @@ pub enum Input {
         command: Box<HostCommand>,
         /// How it came out.
         outcome: HostOutcome,
+    },
+    /// What became of a notice to a tenant: an endpoint of the tenant's own took the event, or all
+    /// of them were given up on. Asked for `quota.suspended` and `quota.deletion_scheduled`; any
+    /// other event is none of the engine's concern. A delivery counts whatever was said before it.
+    Delivered {
+        /// Which event.
+        event: EventId,
+        /// Delivered, or given up on.
+        delivered: bool,
+    },
+    /// API requests since the last such input, by tenant: a sign of abuse, and nothing else.
+    Requests {
+        /// How many each has made.
+        counts: Vec<(TenantId, u64)>,
     },
     /// Time has passed: see [`crate::Engine::next_wakeup`].
     Tick,

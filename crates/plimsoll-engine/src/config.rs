@@ -1,7 +1,21 @@
 //! The engine's own bounds and settings. What an operator sets per pool stands in
 //! [`crate::rows::PoolSettings`].
 
+use plimsoll_policy::ladder::LadderRule;
 use plimsoll_types::{Lifecycle, Millis, PoolName, TenantId};
+
+/// What is done about a tenant without a payment method that is suspected of abuse, beside saying
+/// so. An operator takes it back by lifting the suspension; a payment method does by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AbuseAct {
+    /// Nothing: people look at it.
+    #[default]
+    Nothing,
+    /// It is suspended: it starts nothing new.
+    StopAdmitting,
+    /// It is suspended, and everything of it that runs is paused.
+    Pause,
+}
 
 /// Settings of one cell's engine.
 #[derive(Clone, Debug)]
@@ -42,6 +56,21 @@ pub struct EngineConfig {
     pub ended_max: usize,
     /// Measured figures are written at most so often.
     pub measured_write_interval: Millis,
+    /// Use is written at most so often for each guest, and at the end of each hour. A crash loses
+    /// none of it: counters are written with it, and a report brings the rest again.
+    pub usage_write_interval: Millis,
+    /// Burst credit and rate tokens are written at most so often for each tenant: what a crash
+    /// gives back to the tenant.
+    pub state_write_interval: Millis,
+    /// Where the rungs of the quota ladder are.
+    pub ladder: LadderRule,
+    /// A sandbox that was not called into and has used next to no CPU for so long is idle to the
+    /// ladder: a build without calls is not.
+    pub hibernate_idle: Millis,
+    /// How often a hibernated tenant's sandboxes are looked at for those that have become idle.
+    pub hibernate_interval: Millis,
+    /// What is done about suspected abuse.
+    pub abuse: AbuseAct,
 }
 
 impl Default for EngineConfig {
@@ -64,6 +93,12 @@ impl Default for EngineConfig {
             key_ttl: Millis(86_400_000),
             ended_max: 100_000,
             measured_write_interval: Millis(10_000),
+            usage_write_interval: Millis(60_000),
+            state_write_interval: Millis(5_000),
+            ladder: LadderRule::default(),
+            hibernate_idle: Millis(600_000),
+            hibernate_interval: Millis(60_000),
+            abuse: AbuseAct::default(),
         }
     }
 }

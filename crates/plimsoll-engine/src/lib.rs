@@ -16,7 +16,7 @@ pub use command::{
     Admin, Caller, Command, CreateSandbox, Explain, ForkSandbox, Input, PatchSandbox, Read,
     Reserve, ReserveBatch, ReserveItem, ReserveMode, SandboxFilter, Token,
 };
-pub use config::EngineConfig;
+pub use config::{AbuseAct, EngineConfig};
 pub use engine::{Engine, RestoreError, Violation};
 pub use output::{
     CheckLine, ConcurrencyView, ConsumptionView, Counts, Disposition, Effect, Explanation, Gauges,

@@ -368,6 +368,9 @@ pub struct QuotaView {
     pub resets_at: Timestamp,
     /// `ok`, `warned`, `exhausted`, `hibernated` or `deleting`.
     pub state: &'static str,
+    /// In state `deleting`, the earliest instant of the deletion: no earlier than this, and not
+    /// before a whole grace has passed since the notice was delivered.
+    pub deletes_at: Option<Timestamp>,
     /// `sandboxes`, `vcpus`, `memory_mib`.
     pub concurrency: [(&'static str, ConcurrencyView); 3],
     /// `cpu_seconds`, `gib_hours`, `egress_bytes`.

@@ -12,9 +12,10 @@ use plimsoll_types::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use plimsoll_policy::consumption::ConsumptionLimits;
 pub use plimsoll_policy::quota::Limit;
 pub use plimsoll_policy::rate::RateLimits;
-pub use plimsoll_policy::usage::{ConsumptionLimits, Meter, Totals};
+pub use plimsoll_policy::usage::{Meter, Totals};
 
 /// Limits on what is alive at once: sandboxes, vCPUs and configured memory in MiB.
 pub type ConcurrencyLimits = plimsoll_policy::quota::Limits;

@@ -301,7 +301,11 @@ impl Terms {
                 report = Some(HostReport::clone(given));
             }
             Input::Register { token: own, .. } => token = Some(*own),
-            Input::ProbeFailed { .. } | Input::Outcome { .. } | Input::Tick => {}
+            Input::ProbeFailed { .. }
+            | Input::Outcome { .. }
+            | Input::Delivered { .. }
+            | Input::Requests { .. }
+            | Input::Tick => {}
         }
         let begun = verdict.then(Instant::now);
         term.engine.handle(now, input, &mut round.out);

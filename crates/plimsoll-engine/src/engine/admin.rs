@@ -1,9 +1,11 @@
 //! Operators' changes. Each takes effect with the next decision.
 
+use plimsoll_policy::period::Anchors;
 use plimsoll_types::{PlanId, PoolName, RefusalCode, TenantId, Timestamp};
 
 use super::Engine;
-use super::state::{Host, Ix, Map, Pool, Rate, Tenant};
+use super::account::anchor_of;
+use super::state::{Host, Ix, Map, Pool, Rate, Tenant, Timer};
 use crate::command::{Admin, Token};
 use crate::output::{Effect, Output, Refusal, Reply};
 use crate::rows::{
@@ -16,7 +18,7 @@ const PAUSE_MILLIS_FIRST: u64 = 5_000;
 impl Engine {
     pub(super) fn admin(&mut self, now: Timestamp, token: Token, admin: Admin, out: &mut Output) {
         let done = match admin {
-            Admin::PutPlan(row) => self.put_plan(row, out),
+            Admin::PutPlan(row) => self.put_plan(now, row, out),
             Admin::DropPlan(id) => self.drop_plan(&id, out),
             Admin::PutTenant(row) => self.put_tenant(now, row, out),
             Admin::DropTenant(id) => self.drop_tenant(&id, out),
@@ -53,13 +55,15 @@ impl Engine {
             Admin::PutEndpoint(row) => {
                 out.changes.push(Change::Endpoint(row.clone()));
                 out.effects.push(Effect::Events);
-                self.endpoints.insert(row.id, row);
+                let before = self.endpoints.insert(row.id, row.clone());
+                self.endpoints_changed(now, before.as_ref(), Some(&row), out);
                 Ok(())
             }
             Admin::DropEndpoint(id) => match self.endpoints.remove(&id) {
-                Some(_) => {
+                Some(before) => {
                     out.changes.push(Change::EndpointGone(id));
                     out.effects.push(Effect::Events);
+                    self.endpoints_changed(now, Some(&before), None, out);
                     Ok(())
                 }
                 None => Err(missing("webhook endpoint", &id)),
@@ -71,17 +75,41 @@ impl Engine {
         }
     }
 
-    pub(super) fn put_plan(&mut self, row: PlanRow, out: &mut Output) -> Result<(), Refusal> {
+    pub(super) fn put_plan(
+        &mut self,
+        now: Timestamp,
+        row: PlanRow,
+        out: &mut Output,
+    ) -> Result<(), Refusal> {
         out.changes.push(Change::Plan(row.clone()));
         let (id, limits) = (row.id.clone(), row.limits);
         self.plans.insert(row.id.clone(), row);
         for ix in self.tenants.numbers() {
-            let tenant = &mut self.tenants[ix];
-            if tenant.row.plan == id {
-                tenant.limits = overlay(&limits, &tenant.row.overrides);
+            if self.tenants[ix].row.plan == id {
+                let limits = overlay(&limits, &self.tenants[ix].row.overrides);
+                self.limits_changed(now, ix, limits, out);
             }
         }
         Ok(())
+    }
+
+    /// A tenant has other limits from now on.
+    fn limits_changed(&mut self, now: Timestamp, ix: Ix, limits: PlanLimits, out: &mut Output) {
+        let tenant = &mut self.tenants[ix];
+        // What was in use until now is settled under the old limits.
+        tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+        tenant.lost_plan = None;
+        let before = tenant.limits.consumption;
+        tenant.set_limits(limits);
+        if limits.consumption.allows_more_than(&before) {
+            self.upgraded(now, ix, out);
+        }
+        let tenant = &self.tenants[ix];
+        if tenant.account.is_some() || !limits.consumption.is_unlimited() {
+            self.metered.insert(ix);
+        }
+        self.stir_waiters_of(ix);
+        self.write_soon(now, ix);
     }
 
     fn drop_plan(&mut self, id: &PlanId, out: &mut Output) -> Result<(), Refusal> {
@@ -100,7 +128,7 @@ impl Engine {
     pub(super) fn put_tenant(
         &mut self,
         now: Timestamp,
-        row: TenantRow,
+        mut row: TenantRow,
         out: &mut Output,
     ) -> Result<(), Refusal> {
         let Some(plan) = self.plans.get(&row.plan) else {
@@ -111,19 +139,20 @@ impl Engine {
             return Err(refusal);
         };
         let limits = overlay(&plan.limits, &row.overrides);
-        out.changes.push(Change::Tenant(row.clone()));
-        match self.tenant_ix.get(&row.id).copied() {
+        row.payment_method_ever |= row.payment_method;
+        let ix = match self.tenant_ix.get(&row.id).copied() {
             Some(ix) => {
                 let tenant = &mut self.tenants[ix];
-                // What was in use until now is settled under the old limits.
-                tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+                row.payment_method_ever |= tenant.row.payment_method_ever;
+                tenant.anchors.change(anchor_of(row.anchor_day), now);
                 tenant.row = row;
-                tenant.limits = limits;
+                ix
             }
-            None => {
-                self.insert_tenant(now, row, limits);
-            }
-        }
+            None => self.insert_tenant(now, row, limits),
+        };
+        self.abuse_reviewed(now, ix, out);
+        self.limits_changed(now, ix, limits, out);
+        out.changes.push(Change::Tenant(self.tenants[ix].row.clone()));
         Ok(())
     }
 
@@ -135,13 +164,20 @@ impl Engine {
     ) -> Ix {
         let id = row.id.clone();
         let mut tenant = Tenant {
+            anchors: Anchors::new(anchor_of(row.anchor_day)),
             row,
-            limits,
+            limits: PlanLimits::default(),
             used: super::state::Use::default(),
             waiting: 0,
             bursts: plimsoll_policy::quota::Bursts::default(),
             buckets: plimsoll_policy::rate::Buckets::default(),
+            claims: Vec::new(),
+            account: None,
+            lost_plan: None,
+            moves: false,
+            unwritten: false,
         };
+        tenant.set_limits(limits);
         tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
         let ix = self.tenants.insert(tenant);
         self.tenant_ix.insert(id, ix);
@@ -163,6 +199,11 @@ impl Engine {
         let named = self.sandboxes.iter().any(|(_, sandbox)| sandbox.tenant == ix)
             || self.reservations.iter().any(|(_, reservation)| reservation.tenant == ix);
         self.tenant_ix.remove(id);
+        self.notices.retain(|_, whose| *whose != ix);
+        let timer = self.tenants[ix].account.take().and_then(|account| account.timer);
+        if let Some(at) = timer {
+            self.timers.remove(&(at, Timer::Tenant(ix)));
+        }
         if !named {
             self.tenants.remove(ix);
         }

@@ -66,6 +66,7 @@ impl Engine {
         keep("suspended", self.check_suspended(asked));
         keep("never_fits", self.check_size(asked, pools));
         keep("rate", self.check_rate(now, asked));
+        keep("budget", self.check_budget(now, asked));
         keep("quota", self.check_quota(now, asked));
         keep("degraded", self.check_degraded(asked));
         first
@@ -95,6 +96,9 @@ impl Engine {
         if self.limited(now, asked).is_some() {
             return self.check_rate(now, asked).err();
         }
+        if self.spent(now, asked.tenant) {
+            return self.check_budget(now, asked).err();
+        }
         if asked.adds && self.quota_hit(now, asked).is_some() {
             return self.check_quota(now, asked).err();
         }
@@ -110,6 +114,7 @@ impl Engine {
     /// stands aside for those behind it, whose tenants have done nothing.
     pub(super) fn held_back(&self, now: Timestamp, asked: &Asked, pools: &[Ix]) -> bool {
         self.tenants[asked.tenant].row.suspended.is_some()
+            || self.spent(now, asked.tenant)
             || (asked.adds && !self.size_fits(asked, pools))
             || (asked.adds && self.quota_hit(now, asked).is_some())
             || self.sheds(asked)
@@ -209,6 +214,7 @@ impl Engine {
             let tenant = &mut self.tenants[asked.tenant];
             // Asked before in the same step.
             let _ = tenant.buckets.take(operation, count, &tenant.limits.rate, now);
+            self.moved(now, asked.tenant);
         }
     }
 
@@ -226,6 +232,48 @@ impl Engine {
         }
         let tenant = &self.tenants[asked.tenant];
         tenant.buckets.would_take(operation, count, &tenant.limits.rate, now).err()
+    }
+
+    /// Whether a tenant's budget is used up and nobody pays for more. The check rests on the
+    /// figure of the moment and not on the ladder's rung: between the two, an upgrade is never
+    /// refused.
+    fn spent(&self, now: Timestamp, tenant: Ix) -> bool {
+        let tenant = &self.tenants[tenant];
+        let limits = &tenant.limits.consumption;
+        !tenant.row.payment_method
+            && !limits.is_unlimited()
+            && limits.is_exhausted(&tenant.used_at(now))
+    }
+
+    fn check_budget(&self, now: Timestamp, asked: &Asked) -> Result<String, Refusal> {
+        let tenant = &self.tenants[asked.tenant];
+        let limits = &tenant.limits.consumption;
+        if limits.is_unlimited() {
+            return Ok("no limit on consumption".to_owned());
+        }
+        let (period, used) = (tenant.period_at(now), tenant.used_at(now));
+        let name = tenant.anchors.label(&period);
+        let lines: Vec<String> = limits
+            .consumed(&used)
+            .iter()
+            .filter_map(|one| Some(format!("{} {} of {}", one.name, one.used, one.limit?)))
+            .collect();
+        let figures = format!("used in period {name}: {}", lines.join(", "));
+        if !self.spent(now, asked.tenant) {
+            return Ok(figures);
+        }
+        let most = limits.tightest(&used);
+        let mut refusal = Refusal::new(
+            RefusalCode::BudgetExhausted,
+            format!(
+                "{figures}; new work is refused until the period ends, or a larger plan or a \
+                 payment method is there; what runs goes on"
+            ),
+        );
+        let limit = most.limit.unwrap_or(0);
+        refusal.limit = Some(LimitHit { name: most.name, used: most.used, incoming: 0, limit });
+        refusal.resets_at = Some(period.end);
+        Err(refusal)
     }
 
     /// The first concurrency limit that the request would exceed, the request counted in (R5).

@@ -29,6 +29,7 @@ impl Engine {
                 ClaimId::Sandbox(id) => match self.sandbox_ix.get(&id).copied() {
                     Some(ix) if self.sandboxes[ix].host == Some(host) => {
                         self.sandboxes[ix].seen = (host, stamp);
+                        self.meter_guest(now, host, Claim::Sandbox(ix), guest, out);
                         self.follow(now, host, ix, guest, through, out);
                     }
                     // It was placed elsewhere since, or the ledger has never known it.
@@ -44,14 +45,18 @@ impl Engine {
                         } else if self.reservations[ix].row.state == ReservationState::Released {
                             unexpected.push(named(guest));
                         }
+                        self.meter_guest(now, host, Claim::Reservation(ix), guest, out);
                     }
                     _ => unexpected.push(named(guest)),
                 },
             }
         }
         for id in counted {
-            if let Some(ix) = self.reservation_ix.get(&id).copied() {
+            if let Some(ix) = self.reservation_ix.get(&id).copied()
+                && self.reservations[ix].seen != stamp
+            {
                 self.reservations[ix].seen = stamp;
+                self.meter_listed(now, ix, out);
             }
         }
         unexpected.truncate(UNEXPECTED_MAX);
@@ -148,6 +153,8 @@ impl Engine {
         row.resident_mib = guest.resident_mib;
         row.measured = guest.measured;
         let moved = before != (row.charge_mib, row.resident_mib, row.measured);
+        self.remeter(now, ix, out);
+        let sandbox = &mut self.sandboxes[ix];
         if moved && now.since(sandbox.measured_written_at) >= interval {
             sandbox.measured_written_at = now;
             self.write(ix, out);
@@ -167,7 +174,15 @@ impl Engine {
         let id = self.sandboxes[ix].row.id;
         let op = HostOp::End { id, attempt: guest.attempt };
         self.send(now, host, op, self.config.terminate_timeout, Millis::ZERO, out);
-        out.observations.push(Observation::Correction("stray"));
+        if std::mem::replace(&mut self.sandboxes[ix].stray_said, guest.attempt) == guest.attempt {
+            out.observations.push(Observation::Correction("stray"));
+        } else {
+            let data = json!({
+                "id": id, "attempt": guest.attempt, "host": self.hosts[host].row.id,
+            });
+            let tenant = self.sandboxes[ix].tenant;
+            self.corrected(now, "stray", Some(tenant), data, out);
+        }
     }
 
     /// Releases what a complete list does not show: at once where its end was asked for, else
@@ -225,8 +240,11 @@ impl Engine {
         match sandbox.missing_since {
             None => sandbox.missing_since = Some(now),
             Some(since) if now.since(since) >= grace => {
-                out.observations.push(Observation::Correction("missing"));
-                if sandbox.row.status == SandboxStatus::Terminating {
+                let (tenant, terminating) =
+                    (sandbox.tenant, sandbox.row.status == SandboxStatus::Terminating);
+                let data = json!({ "id": sandbox.row.id, "host": sandbox.row.host });
+                self.corrected(now, "missing", Some(tenant), data, out);
+                if terminating {
                     self.gone(now, ix, None, out);
                 } else {
                     self.fail(now, ix, "guest_lost: its host lists it no more", out);
@@ -245,7 +263,9 @@ impl Engine {
         match reservation.missing_since {
             None => reservation.missing_since = Some(now),
             Some(since) if now.since(since) >= grace => {
-                out.observations.push(Observation::Correction("missing"));
+                let tenant = reservation.tenant;
+                let data = json!({ "id": reservation.row.id, "host": reservation.row.host });
+                self.corrected(now, "missing", Some(tenant), data, out);
                 self.end_reservation(now, ix, ReservationState::Released, out);
             }
             Some(_) => {}

@@ -63,8 +63,12 @@ impl Engine {
                 sandbox.row.ended_at = Some(now);
             }
         }
+        if sandbox.row.status == SandboxStatus::Running {
+            sandbox.row.paused_by = None;
+        }
         let after = share(&sandbox.row);
         self.settle(now, ix, before, after, out);
+        self.remeter(now, ix, out);
         self.write(ix, out);
         if moved {
             let row = &self.sandboxes[ix].row;
@@ -101,13 +105,19 @@ impl Engine {
         };
         let mut whole = true;
         if before.quota != after.quota {
-            let tenant = &mut self.tenants[tenant];
+            if before.quota.is_none() {
+                self.join_tenant(tenant, Claim::Sandbox(ix));
+            } else if after.quota.is_none() {
+                self.leave_tenant(tenant, Claim::Sandbox(ix));
+            }
+            let state = &mut self.tenants[tenant];
             if let Some(gone) = before.quota {
-                whole &= tenant.give_up(now, gone);
+                whole &= state.give_up(now, gone);
             }
             if let Some(come) = after.quota {
-                tenant.take_on(now, come);
+                state.take_on(now, come);
             }
+            self.moved(now, tenant);
         }
         if let Some(pool) = pool {
             let freed = before.held && !after.held;
@@ -128,6 +138,31 @@ impl Engine {
         }
         if !whole {
             self.violated("I13", out);
+        }
+    }
+
+    /// Puts a claim among those of its tenant.
+    pub(super) fn join_tenant(&mut self, tenant: Ix, claim: Claim) {
+        let claims = &mut self.tenants[tenant].claims;
+        let place = u32::try_from(claims.len()).expect("fewer than 2^32 claims of one tenant");
+        claims.push(claim);
+        *self.place_on_tenant(claim) = place;
+    }
+
+    /// Takes a claim from those of its tenant.
+    pub(super) fn leave_tenant(&mut self, tenant: Ix, claim: Claim) {
+        let place = *self.place_on_tenant(claim);
+        let claims = &mut self.tenants[tenant].claims;
+        claims.swap_remove(place as usize);
+        if let Some(moved) = claims.get(place as usize).copied() {
+            *self.place_on_tenant(moved) = place;
+        }
+    }
+
+    fn place_on_tenant(&mut self, claim: Claim) -> &mut u32 {
+        match claim {
+            Claim::Sandbox(ix) => &mut self.sandboxes[ix].on_tenant,
+            Claim::Reservation(ix) => &mut self.reservations[ix].on_tenant,
         }
     }
 

@@ -23,13 +23,18 @@ impl Engine {
             max_paused_seconds: of_pool.max_paused_seconds.or(cell.max_paused_seconds),
             ttl_seconds: of_pool.ttl_seconds.or(cell.ttl_seconds),
         };
+        // A tenant that may resume nothing must not lose what it cannot keep alive: no pause
+        // expires meanwhile, and each one's clock begins anew when new work is let in again.
+        let account = self.tenants[sandbox.tenant].account.as_deref();
+        let barred = account.is_some_and(|account| account.ladder.rung.refuses_new_work());
+        let released = account.map_or(Timestamp(0), |account| account.released_at);
         let facts = Facts {
             status: row.status,
             created_at: row.created_at,
             running_since: row.started_at.unwrap_or(row.status_since),
             last_active_at: row.last_active_at,
-            at_rest_since: row.status_since,
-            resume_requested: row.resume_requested_at.is_some(),
+            at_rest_since: row.status_since.max(released),
+            resume_requested: row.resume_requested_at.is_some() || barred,
         };
         (resolve(&row.spec.lifecycle, &defaults), facts)
     }

@@ -1,5 +1,7 @@
 //! The engine itself: what it holds, and the way of an input through it.
 
+mod abuse;
+mod account;
 mod admin;
 mod explain;
 mod fleet;
@@ -7,8 +9,10 @@ mod gate;
 mod invariants;
 mod inventory;
 mod keys;
+mod ladder;
 mod ledger;
 mod limits;
+mod meter;
 mod netting;
 mod outcome;
 mod place;
@@ -91,6 +95,12 @@ pub struct Engine {
     parked: BTreeMap<u64, Parked>,
     /// Pools whose queue is to be served before the input is done.
     stirred: BTreeSet<Ix>,
+    /// Tenants whose place on the ladder is to be looked at before the input is done.
+    metered: BTreeSet<Ix>,
+    /// Tenants whose state waits to be written.
+    unwritten: VecDeque<Ix>,
+    /// Notices to tenants, while it matters what becomes of them.
+    notices: BTreeMap<EventId, Ix>,
 }
 
 impl Engine {
@@ -110,8 +120,11 @@ impl Engine {
             Input::Outcome { host, command, outcome } => {
                 self.outcome(now, &host, &command, &outcome, out);
             }
+            Input::Delivered { event, delivered } => self.delivered(now, event, delivered, out),
+            Input::Requests { counts } => self.count_requests(now, &counts, out),
             Input::Tick => {}
         }
+        self.step_ladders(now, out);
         self.serve_stirred(now, out);
         self.trim_ended(now);
     }
@@ -188,7 +201,7 @@ impl Engine {
         tenant: Option<TenantId>,
         data: serde_json::Value,
         out: &mut Output,
-    ) {
+    ) -> EventId {
         let id = EventId(self.mint(now));
         out.changes.push(Change::Event(EventRow {
             id,
@@ -200,6 +213,7 @@ impl Engine {
         if !matches!(out.effects.last(), Some(Effect::Events)) {
             out.effects.push(Effect::Events);
         }
+        id
     }
 
     /// A sum did not come out. The caller refuses, or corrects; nothing panics.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_policy::period::{AnchorDay, period_at};
+use plimsoll_policy::ladder::{Ladder, Notice, Rung};
 use plimsoll_policy::quota::Counter;
 use plimsoll_policy::rate::RateKind;
 use plimsoll_types::{
@@ -145,9 +145,17 @@ impl Engine {
             };
             (counter.as_str(), view)
         });
-        let none = |limit| ConsumptionView { used: 0, limit };
-        let anchor = tenant.row.anchor_day.and_then(AnchorDay::new).unwrap_or(AnchorDay::CALENDAR);
-        let period = period_at(anchor, now);
+        let period = tenant.period_at(now);
+        let consumption = limits.consumption.consumed(&tenant.used_at(now));
+        let ladder = tenant.account.as_ref().map_or_else(Ladder::default, |account| account.ladder);
+        // A warning is about its own period.
+        let over = ladder.rung == Rung::Warned && ladder.period != period.start;
+        let rung = if over { Rung::Ok } else { ladder.rung };
+        let notice = tenant.account.as_ref().map_or(Notice::Pending, |a| a.deletion.notice);
+        let rule = &self.config.ladder;
+        let deletes_at = ladder
+            .deletion_due(rule, notice)
+            .or_else(|| ladder.announced_at.map(|announced| announced + rule.grace));
         let rates = &limits.rate;
         let rate = RateKind::ALL
             .iter()
@@ -162,17 +170,21 @@ impl Engine {
         QuotaView {
             tenant: tenant.row.id.clone(),
             plan: tenant.row.plan.to_string(),
-            period: period.label(anchor),
+            period: tenant.anchors.label(&period),
             resets_at: period.end,
-            state: "ok",
+            state: rung.as_str(),
+            deletes_at,
             concurrency,
-            consumption: [
-                ("cpu_seconds", none(limits.consumption.cpu_seconds)),
-                ("gib_hours", none(limits.consumption.gib_hours)),
-                ("egress_bytes", none(limits.consumption.egress_bytes)),
-            ],
+            consumption: consumption
+                .map(|one| (one.name, ConsumptionView { used: one.used, limit: one.limit })),
             rate,
-            top_consumers: Vec::new(),
+            top_consumers: self
+                .top_consumers(now, ix)
+                .into_iter()
+                .map(|(id, used)| {
+                    (id.to_string(), used.cpu_seconds(), used.gib_hours_thousandths())
+                })
+                .collect(),
         }
     }
 

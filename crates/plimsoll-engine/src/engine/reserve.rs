@@ -436,6 +436,8 @@ impl Engine {
                 seen: 0,
                 wheel: None,
                 missing_since: None,
+                on_tenant: 0,
+                meter: None,
                 key: print,
                 ttl_seconds,
             },
@@ -465,6 +467,8 @@ impl Engine {
         let uncommitted = row.state == ReservationState::Reserved;
         let (used, expires) = (Use::one(row.memory_mib, row.vcpus), row.expires_at);
         self.tenants[tenant].take_on(now, used);
+        self.join_tenant(tenant, Claim::Reservation(ix));
+        self.moved(now, tenant);
         self.pools[pool].held += 1;
         let state = &mut self.hosts[host];
         state.pending += charge;
@@ -491,6 +495,8 @@ impl Engine {
         let (used, place) = (Use::one(row.memory_mib, row.vcpus), reservation.on_host);
         self.wheel_out(ix);
         let mut whole = self.tenants[tenant].give_up(now, used);
+        self.leave_tenant(tenant, Claim::Reservation(ix));
+        self.moved(now, tenant);
         let state = &mut self.pools[pool];
         whole &= state.held > 0;
         state.held = state.held.saturating_sub(1);
@@ -574,7 +580,9 @@ impl Engine {
                     row.state = ReservationState::Committed;
                     row.generation += 1;
                     row.cgroup = cgroup;
+                    row.meter.begin(now);
                 });
+                self.meter_commit(ix);
             }
             ReservationState::Reserved | ReservationState::Expired => {
                 return Self::refuse(token, expired(row), out);
@@ -638,8 +646,14 @@ impl Engine {
             Ok(ix) => ix,
             Err(refusal) => return Self::refuse(token, refusal, out),
         };
-        if self.reservations[ix].row.state.holds() {
+        let row = &self.reservations[ix].row;
+        if row.state.holds() {
+            let (uncommitted, created_at) =
+                (row.state == ReservationState::Reserved, row.created_at);
             self.end_reservation(now, ix, ReservationState::Released, out);
+            if uncommitted {
+                self.given_back(now, self.reservations[ix].tenant, created_at, out);
+            }
         }
         self.answer_reservation(token, ix, Disposition::Accepted, out);
     }
@@ -652,6 +666,10 @@ impl Engine {
         state: ReservationState,
         out: &mut Output,
     ) {
+        // One that its host lists no more, or that is lost with its host, ended unseen.
+        let lost =
+            state == ReservationState::Expired || self.reservations[ix].missing_since.is_some();
+        self.meter_end(now, ix, lost, out);
         self.let_go(now, ix, out);
         self.edit(ix, out, |row| {
             row.state = state;
@@ -666,12 +684,17 @@ impl Engine {
             row.state = ReservationState::Committed;
             row.ended_at = None;
             row.generation += 1;
+            row.meter.begin(now);
         });
-        self.reservations[ix].netted = true;
-        let row = Arc::clone(&self.reservations[ix].row);
+        self.meter_commit(ix);
+        let reservation = &mut self.reservations[ix];
+        reservation.netted = true;
+        reservation.missing_since = None;
+        let row = Arc::clone(&reservation.row);
         self.take_up(now, ix);
-        out.observations.push(Observation::Correction("late_commit"));
         let data = json!({ "reservation": row.id, "host": row.host });
+        let tenant = self.reservations[ix].tenant;
+        self.corrected(now, "late_commit", Some(tenant), data.clone(), out);
         self.event(now, "reservation.revived", Some(row.tenant.clone()), data, out);
     }
 

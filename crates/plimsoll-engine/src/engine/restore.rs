@@ -76,11 +76,15 @@ impl Engine {
             timers: std::collections::BTreeSet::new(),
             parked: std::collections::BTreeMap::new(),
             stirred: std::collections::BTreeSet::new(),
+            metered: std::collections::BTreeSet::new(),
+            unwritten: std::collections::VecDeque::new(),
+            notices: std::collections::BTreeMap::new(),
         };
         for row in rows.pools {
             engine.insert_pool(row);
         }
-        engine.seed(now, rows.tenants, out)?;
+        engine.seed(now, rows.tenants, out);
+        engine.restore_states(now, rows.tenant_states, out);
         engine.relabel();
         for row in rows.hosts {
             let pool = engine.pool_ix.get(&row.pool).copied().ok_or_else(|| {
@@ -113,6 +117,7 @@ impl Engine {
         }
         ended.sort_unstable();
         engine.ended = ended.into();
+        engine.restore_usage(now, rows.usage);
         for ix in live {
             engine.take_up_sandbox(now, ix, out);
         }
@@ -123,12 +128,7 @@ impl Engine {
     }
 
     /// Tenants, and what must exist.
-    fn seed(
-        &mut self,
-        now: Timestamp,
-        tenants: Vec<TenantRow>,
-        out: &mut Output,
-    ) -> Result<(), RestoreError> {
+    fn seed(&mut self, now: Timestamp, tenants: Vec<TenantRow>, out: &mut Output) {
         if !self.pool_ix.contains_key(&self.config.default_pool) {
             let row = PoolRow {
                 name: self.config.default_pool.clone(),
@@ -153,11 +153,19 @@ impl Engine {
             self.plans.insert(default_plan.clone(), row);
         }
         for row in tenants {
-            let plan = self.plans.get(&row.plan).ok_or_else(|| {
-                dangling("tenant", row.id.to_string(), format!("plan {}", row.plan))
-            })?;
-            let limits = overlay(&plan.limits, &row.overrides);
-            self.insert_tenant(now, row, limits);
+            let plan = self.plans.get(&row.plan);
+            // A plan that cannot be read is no reason to refuse anybody: the limits last known
+            // stand in for it, and the default plan's where none are known.
+            let lost = plan.is_none();
+            let limits = plan.or_else(|| self.plans.get(&default_plan)).map(|plan| plan.limits);
+            let limits = limits.unwrap_or_default();
+            let ix = self.insert_tenant(now, row, PlanLimits::default());
+            let tenant = &mut self.tenants[ix];
+            tenant.lost_plan = lost.then(|| Box::new(limits));
+            tenant.set_limits(overlay(&limits, &tenant.row.overrides));
+            if !tenant.limits.consumption.is_unlimited() {
+                self.metered.insert(ix);
+            }
         }
         if !self.tenant_ix.contains_key(&self.config.default_tenant) {
             let row = TenantRow {
@@ -173,7 +181,6 @@ impl Engine {
             // The plan was made above.
             let _ = self.put_tenant(now, row, out);
         }
-        Ok(())
     }
 
     fn restore_sandbox(&mut self, row: crate::rows::SandboxRow) -> Result<Ix, RestoreError> {
@@ -214,6 +221,7 @@ impl Engine {
             self.join_host(ix, host);
         }
         self.count_in(ix);
+        self.meter_restored(now, ix);
         if super::ledger::occupies(&self.sandboxes[ix].row) {
             let charge = self.sandboxes[ix].row.charge_mib;
             let number = self.sandboxes[ix].row.fence.number;
@@ -273,6 +281,8 @@ impl Engine {
                 seen: 0,
                 wheel: None,
                 missing_since: None,
+                on_tenant: 0,
+                meter: None,
                 key,
                 ttl_seconds,
             },

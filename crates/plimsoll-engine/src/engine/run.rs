@@ -383,8 +383,15 @@ impl Engine {
             row.started_at = Some(now);
             row.last_active_at = now;
         });
-        out.observations.push(Observation::Correction("woken"));
+        self.sandbox_corrected(now, ix, "woken", out);
         self.sandbox_event(now, ix, "sandbox.resumed", json!({ "by": "host" }), out);
+    }
+
+    fn sandbox_corrected(&mut self, now: Timestamp, ix: Ix, what: &'static str, out: &mut Output) {
+        let sandbox = &self.sandboxes[ix];
+        let data = json!({ "id": sandbox.row.id, "host": sandbox.row.host });
+        let tenant = sandbox.tenant;
+        self.corrected(now, what, Some(tenant), data, out);
     }
 
     /// A guest that was given up for lost runs after all.
@@ -397,7 +404,7 @@ impl Engine {
             row.ended_at = None;
             row.reason = Some(Arc::from("its host came back with it running"));
         });
-        out.observations.push(Observation::Correction("revived"));
+        self.sandbox_corrected(now, ix, "revived", out);
         self.sandbox_event(now, ix, "sandbox.resumed", json!({ "by": "returned host" }), out);
     }
 

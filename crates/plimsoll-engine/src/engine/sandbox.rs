@@ -596,7 +596,12 @@ impl Engine {
             Ok(ix) => ix,
             Err(refusal) => return Self::refuse(token, *refusal, out),
         };
+        let (tenant, created_at) = (self.sandboxes[ix].tenant, self.sandboxes[ix].row.created_at);
+        let ends = self.sandboxes[ix].row.status.counts_for_quota();
         self.terminate(now, ix, "deleted", out);
+        if ends {
+            self.given_back(now, tenant, created_at, out);
+        }
         self.answer(token, ix, None, Disposition::Accepted, out);
     }
 
@@ -685,7 +690,13 @@ impl Engine {
         };
         match self.sandboxes[ix].row.status {
             SandboxStatus::Running => self.begin_pause(now, ix, "paused on request", false, out),
-            SandboxStatus::Paused | SandboxStatus::Pausing => self.cancel_resume(now, ix, out),
+            SandboxStatus::Paused | SandboxStatus::Pausing => {
+                self.cancel_resume(now, ix, out);
+                // Now it is paused by its owner's wish, whoever paused it first.
+                if self.sandboxes[ix].row.paused_by.is_some() {
+                    self.change(now, ix, out, |row| row.paused_by = None);
+                }
+            }
             status => return Self::refuse(token, wrong_state(id, status, "paused"), out),
         }
         self.answer(token, ix, None, Disposition::Accepted, out);

@@ -39,6 +39,10 @@ impl<T> Slab<T> {
         self.places.get(ix as usize)?.as_ref()
     }
 
+    pub(crate) fn get_mut(&mut self, ix: u32) -> Option<&mut T> {
+        self.places.get_mut(ix as usize)?.as_mut()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }

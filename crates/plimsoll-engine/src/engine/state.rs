@@ -7,6 +7,7 @@ use foldhash::fast::FixedState;
 use plimsoll_policy::aside::Aside;
 use plimsoll_policy::charge::Shape;
 use plimsoll_policy::fresh::Freshness;
+use plimsoll_policy::period::Anchors;
 use plimsoll_policy::quota::{Bursts, Usage};
 use plimsoll_policy::rate::Buckets;
 use plimsoll_types::{
@@ -15,6 +16,8 @@ use plimsoll_types::{
 };
 use smallvec::SmallVec;
 
+use super::account::Account;
+use super::meter::ClaimMeter;
 use crate::command::{ReserveItem, Token};
 use crate::index::PlacementIndex;
 use crate::rows::{HostRow, PlanLimits, PoolRow, ReservationRow, SandboxRow, TenantRow};
@@ -83,6 +86,18 @@ pub(crate) struct Tenant {
     pub(crate) bursts: Bursts,
     /// Spent rate tokens.
     pub(crate) buckets: Buckets,
+    /// What is alive of it: all that counts for quota.
+    pub(crate) claims: Vec<Claim>,
+    /// When its periods begin.
+    pub(crate) anchors: Anchors,
+    /// What it has used, and what follows from that.
+    pub(crate) account: Option<Box<Account>>,
+    /// Its plan cannot be read: these limits stand in for the plan's.
+    pub(crate) lost_plan: Option<Box<PlanLimits>>,
+    /// Whether its limits keep something that moves with decisions.
+    pub(crate) moves: bool,
+    /// Whether its state waits to be written.
+    pub(crate) unwritten: bool,
 }
 
 impl Tenant {
@@ -339,6 +354,12 @@ pub(crate) struct Sandbox {
     pub(crate) displaced: SmallVec<[SandboxId; 2]>,
     /// Its host woke it by itself, beyond the pool's limit.
     pub(crate) woken: bool,
+    /// Its place among its tenant's claims, while it counts for quota.
+    pub(crate) on_tenant: u32,
+    /// How it is metered, once it has used anything.
+    pub(crate) meter: Option<Box<ClaimMeter>>,
+    /// The attempt that was last ended as a stray.
+    pub(crate) stray_said: u32,
 }
 
 impl Sandbox {
@@ -368,6 +389,9 @@ impl Sandbox {
             repeats: 0,
             displaced: SmallVec::new(),
             woken: false,
+            on_tenant: 0,
+            meter: None,
+            stray_said: 0,
         }
     }
 }
@@ -397,6 +421,10 @@ pub(crate) struct Reservation {
     /// Its place in the bucket of its expiry.
     pub(crate) wheel: Option<(i64, u32)>,
     pub(crate) missing_since: Option<Timestamp>,
+    /// Its place among its tenant's claims, while it holds.
+    pub(crate) on_tenant: u32,
+    /// How it is metered, once a host has said more of it than its row does.
+    pub(crate) meter: Option<Box<ClaimMeter>>,
     pub(crate) key: u128,
     pub(crate) ttl_seconds: u64,
 }
@@ -457,6 +485,10 @@ pub(crate) enum Timer {
     Queue(Ix),
     /// Parked requests.
     Parked,
+    /// A tenant's next step on the ladder.
+    Tenant(Ix),
+    /// States of tenants that wait to be written.
+    States,
 }
 
 /// Names that a host may have been known by.

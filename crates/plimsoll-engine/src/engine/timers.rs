@@ -38,8 +38,11 @@ impl Engine {
                     }
                 }
                 Timer::Parked => self.check_parked(now, out),
+                Timer::Tenant(ix) => self.ladder_due(now, at, ix),
+                Timer::States => self.write_states(now, out),
             }
         }
+        self.step_ladders(now, out);
         self.sweep_wheel(now, out);
         self.sweep_tickets(now);
     }

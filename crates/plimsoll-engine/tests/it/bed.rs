@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_engine::rows::{
-    Change, PlanLimits, PlanRow, PoolRow, PoolSettings, Role, Rows, TemplateRow, TenantRow,
+    Change, EventRow, PlanLimits, PlanRow, PoolRow, PoolSettings, Role, Rows, TemplateRow,
+    TenantRow,
 };
 use plimsoll_engine::{
     Admin, Caller, Command, CreateSandbox, Effect, Engine, EngineConfig, Input, Output, Read,
@@ -18,6 +19,8 @@ use plimsoll_types::{
 
 pub(crate) struct Bed {
     pub(crate) engine: Engine,
+    pub(crate) config: EngineConfig,
+    epoch: u64,
     pub(crate) now: Timestamp,
     next: u64,
     pub(crate) changes: Vec<Change>,
@@ -55,10 +58,16 @@ impl Bed {
     }
 
     pub(crate) fn over(rows: Rows, epoch: u64, now: Timestamp) -> Self {
+        Self::with(EngineConfig::default(), rows, epoch, now)
+    }
+
+    pub(crate) fn with(config: EngineConfig, rows: Rows, epoch: u64, now: Timestamp) -> Self {
         let mut out = Output::default();
-        let engine = Engine::restore(EngineConfig::default(), epoch, rows, now, &mut out).unwrap();
+        let engine = Engine::restore(config.clone(), epoch, rows, now, &mut out).unwrap();
         let mut bed = Self {
             engine,
+            config,
+            epoch,
             now,
             next: epoch << 32,
             changes: Vec::new(),
@@ -70,6 +79,32 @@ impl Bed {
         bed.take(out);
         bed.template("shell", |_| {});
         bed
+    }
+
+    /// The cell is killed and started again over what was written.
+    pub(crate) fn restart(&mut self) {
+        let rows = super::kept::rows(&self.changes);
+        self.epoch += 1;
+        let mut out = Output::default();
+        let engine = Engine::restore(self.config.clone(), self.epoch, rows, self.now, &mut out);
+        self.engine = engine.unwrap();
+        self.sent.clear();
+        self.probes.clear();
+        self.late.clear();
+        self.take(out);
+    }
+
+    /// What was said under this kind.
+    pub(crate) fn events(&self, kind: &str) -> Vec<&EventRow> {
+        let mut said = Vec::new();
+        for change in &self.changes {
+            if let Change::Event(row) = change
+                && row.kind == kind
+            {
+                said.push(row);
+            }
+        }
+        said
     }
 
     fn take(&mut self, out: Output) {
