@@ -73,5 +73,5 @@ pub use secret::Secret;
 pub use time::{Time, TimeError};
 pub use webhook::{
     CreateEndpoint, Delivery, DeliveryState, Endpoint, EndpointPatch, Event, EventQuery, EventType,
-    NewEndpoint,
+    NewEndpoint, PatchedEndpoint,
 };

@@ -236,6 +236,7 @@ fn schemas() -> BTreeMap<String, RefOr<Schema>> {
         crate::NewEndpoint,
         crate::NewKey,
         crate::PatchSandbox,
+        crate::PatchedEndpoint,
         crate::Plan,
         crate::PolicyView,
         crate::Pool,

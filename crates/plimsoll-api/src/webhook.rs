@@ -101,6 +101,8 @@ events! {
     PolicyRejected = "policy.rejected",
     /// A staged push was halted.
     RolloutHalted = "rollout.halted",
+    /// A webhook endpoint is sent nothing any more; says why.
+    WebhookDisabled = "webhook.disabled",
     /// An endpoint was tried out.
     EndpointTest = "endpoint.test",
 }
@@ -276,6 +278,9 @@ pub struct EndpointPatch {
     /// Whether anything is sent; enabling one that was given up on tries it anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
+    /// Makes a new signing secret. For 24 hours deliveries are signed with the old one too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rotate_secret: bool,
 }
 
 impl Body for EndpointPatch {
@@ -318,6 +323,17 @@ pub struct Endpoint {
 pub struct NewEndpoint {
     /// What deliveries are signed with, shown this once.
     pub secret: Secret,
+    /// The rest.
+    #[serde(flatten)]
+    pub info: Endpoint,
+}
+
+/// Answer to a change of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PatchedEndpoint {
+    /// The new secret, shown this once, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
     /// The rest.
     #[serde(flatten)]
     pub info: Endpoint,

@@ -2,7 +2,7 @@
 
 use plimsoll_api::{
     CreateEndpoint, Delivery, Endpoint, EndpointPatch, Event, EventQuery, ListQuery, NewEndpoint,
-    Page, QuotaView, UsageQuery, UsageRow,
+    Page, PatchedEndpoint, QuotaView, UsageQuery, UsageRow,
 };
 use plimsoll_types::EndpointId;
 
@@ -67,7 +67,7 @@ impl Client {
         &self,
         id: EndpointId,
         body: &EndpointPatch,
-    ) -> Result<Endpoint, Error> {
+    ) -> Result<PatchedEndpoint, Error> {
         self.call(Call::patch(endpoint(id)).body(body)?).await
     }
 

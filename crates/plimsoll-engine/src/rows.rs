@@ -526,7 +526,7 @@ pub struct EndpointRow {
     /// For people.
     pub description: String,
     /// Signing secrets, the newest first; an older one stays valid for a while after a rotation.
-    pub secrets: Vec<String>,
+    pub secrets: Vec<SigningSecret>,
     /// Why it is off.
     pub disabled: Option<String>,
     /// When it was made.
@@ -535,6 +535,23 @@ pub struct EndpointRow {
     pub cursor: EventId,
     /// Since when its deliveries have failed.
     pub failing_since: Option<Timestamp>,
+}
+
+/// A secret that deliveries to one endpoint are signed with.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SigningSecret {
+    /// `whsec_` and the key in base64. It never reaches a log.
+    pub secret: String,
+    /// Until when deliveries are signed with it; `None` for the one that is shown last.
+    pub valid_until: Option<Timestamp>,
+}
+
+impl std::fmt::Debug for SigningSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SigningSecret")
+            .field("valid_until", &self.valid_until)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What an API key may do.
@@ -661,4 +678,6 @@ pub struct Rows {
     /// Of the current and the previous period.
     pub usage: Vec<UsageRow>,
     pub policies: Vec<(PoolName, u64, Timestamp, String)>,
+    /// The newest event that is kept: every later one must lie above it.
+    pub last_event: Option<EventId>,
 }

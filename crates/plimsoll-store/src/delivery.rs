@@ -7,6 +7,10 @@
 use plimsoll_types::{EndpointId, EventId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+/// Most attempts that are kept of one endpoint, the newest: some months of an endpoint that fails,
+/// the last minutes of a busy one, and 200 KiB either way.
+pub const DELIVERIES_PER_ENDPOINT_MAX: usize = 1_000;
+
 /// How one attempt to deliver came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

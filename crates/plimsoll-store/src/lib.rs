@@ -19,7 +19,9 @@ mod sqlite;
 mod store;
 mod usage;
 
-pub use delivery::{DeliveryOutcome, DeliveryPage, DeliveryRow, Progress};
+pub use delivery::{
+    DELIVERIES_PER_ENDPOINT_MAX, DeliveryOutcome, DeliveryPage, DeliveryRow, Progress,
+};
 pub use error::StoreError;
 pub use memory::{Fault, MemoryStore};
 pub use query::{

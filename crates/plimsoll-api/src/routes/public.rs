@@ -292,8 +292,8 @@ pub(super) const PUBLIC: &[Route] = &[
         "patch_endpoint",
         Tenant,
         Write,
-        "Change a webhook endpoint",
-        &[(200, One("Endpoint"))],
+        "Change a webhook endpoint; a new secret is shown once",
+        &[(200, One("PatchedEndpoint"))],
     )
     .body("EndpointPatch"),
     route(

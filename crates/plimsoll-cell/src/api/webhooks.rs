@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use plimsoll_api as api;
 use plimsoll_api::{FieldError, Secret};
-use plimsoll_engine::rows::{EndpointRow, EventRow, Role};
+use plimsoll_engine::rows::{EndpointRow, EventRow, Role, SigningSecret};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
 use plimsoll_types::{EndpointId, EventId, RefusalCode};
 
@@ -140,7 +140,7 @@ pub(super) async fn create(
             url: body.url,
             events: words(&body.events),
             description: body.description,
-            secrets: vec![secret.clone()],
+            secrets: vec![SigningSecret { secret: secret.clone(), valid_until: None }],
             disabled: None,
             created_at: wall(),
             cursor,

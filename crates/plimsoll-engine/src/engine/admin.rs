@@ -9,7 +9,7 @@ use super::state::{Host, Ix, Map, Pool, Rate, Tenant, Timer};
 use crate::command::{Admin, Token};
 use crate::output::{Effect, Output, Refusal, Reply};
 use crate::rows::{
-    Change, ConcurrencyLimits, Limit, PlanLimits, PlanRow, PoolRow, Role, TenantRow,
+    Change, ConcurrencyLimits, EndpointRow, Limit, PlanLimits, PlanRow, PoolRow, Role, TenantRow,
 };
 
 /// How long a pause is taken to last before one has been seen.
@@ -56,6 +56,7 @@ impl Engine {
                 out.changes.push(Change::Endpoint(row.clone()));
                 out.effects.push(Effect::Events);
                 let before = self.endpoints.insert(row.id, row.clone());
+                self.endpoint_put(now, before.as_ref(), &row, out);
                 self.endpoints_changed(now, before.as_ref(), Some(&row), out);
                 Ok(())
             }
@@ -393,6 +394,27 @@ impl Engine {
         self.host_ix.remove(name);
         out.changes.push(Change::HostGone(name.clone()));
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Tells of an endpoint that is sent nothing any more: whoever relies on it will not hear of
+    /// it in any other way.
+    fn endpoint_put(
+        &mut self,
+        now: Timestamp,
+        before: Option<&EndpointRow>,
+        after: &EndpointRow,
+        out: &mut Output,
+    ) {
+        let was_on = before.is_none_or(|row| row.disabled.is_none());
+        if let Some(reason) = after.disabled.as_ref().filter(|_| was_on) {
+            // Not the URL: its path may be what keeps strangers from posting to it.
+            let data = serde_json::json!({
+                "endpoint": after.id, "description": after.description, "reason": reason,
+            });
+            self.event(now, "webhook.disabled", after.tenant.clone(), data, out);
+        }
     }
 }
 

@@ -64,6 +64,8 @@ pub struct Engine {
     epoch: u64,
     /// Ids that the engine makes itself: the time, the epoch, and this.
     minted: u64,
+    /// The latest time that an event's id carries.
+    event_millis: u64,
     arrivals: u64,
     plans: BTreeMap<PlanId, PlanRow>,
     tenants: Slab<Tenant>,
@@ -202,7 +204,11 @@ impl Engine {
         data: serde_json::Value,
         out: &mut Output,
     ) -> EventId {
-        let id = EventId(self.mint(now));
+        // Whoever reads on from the last event that it saw must see this one, even when time has
+        // gone back between two terms, or a report is heard again at the time at which it came.
+        self.event_millis = self.event_millis.max(now.0.max(0).unsigned_abs());
+        let later = Timestamp(i64::try_from(self.event_millis).unwrap_or(i64::MAX));
+        let id = EventId(self.mint(later));
         out.changes.push(Change::Event(EventRow {
             id,
             at: now,

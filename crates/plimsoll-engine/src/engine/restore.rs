@@ -46,10 +46,14 @@ impl Engine {
         now: Timestamp,
         out: &mut Output,
     ) -> Result<Self, RestoreError> {
+        // An endpoint may have come further than the events that are kept.
+        let cursors = rows.endpoints.iter().map(|row| row.cursor);
+        let last_event = cursors.chain(rows.last_event).max().map_or(0, |id| id.0 >> 80);
         let mut engine = Self {
             config,
             epoch,
             minted: 0,
+            event_millis: u64::try_from(last_event).unwrap_or_default(),
             arrivals: 0,
             plans: rows.plans.into_iter().map(|row| (row.id.clone(), row)).collect(),
             tenants: Slab::default(),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod bed;
+mod events;
 mod kept;
 mod quota;
 mod reservations;

@@ -12,7 +12,7 @@ use plimsoll_types::{
     ReservationId, SandboxId, TemplateName, TenantId, Timestamp,
 };
 
-use crate::delivery::{DeliveryRow, Progress};
+use crate::delivery::{DELIVERIES_PER_ENDPOINT_MAX, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::store::{Lease, LoadLimits, Pruned, Retention};
 use crate::usage::{UsageKey, add_usage, day_of, usage_floor};
@@ -244,6 +244,14 @@ impl Tables {
                 self.deliveries.insert(self.deliveries_written, row.clone());
             }
         }
+        let endpoints: BTreeSet<EndpointId> = deliveries.iter().map(|row| row.endpoint).collect();
+        for endpoint in endpoints {
+            let own = self.deliveries.iter().filter(|(_, row)| row.endpoint == endpoint);
+            let beyond = own.rev().map(|(place, _)| *place).nth(DELIVERIES_PER_ENDPOINT_MAX);
+            if let Some(place) = beyond {
+                self.deliveries.retain(|at, row| row.endpoint != endpoint || *at > place);
+            }
+        }
         for step in progress {
             if let Some(row) = self.endpoints.get_mut(&step.endpoint) {
                 row.cursor = row.cursor.max(step.cursor);
@@ -278,6 +286,7 @@ impl Tables {
                 .iter()
                 .map(|(pool, (version, at, text))| (pool.clone(), *version, *at, text.clone()))
                 .collect(),
+            last_event: self.events.keys().next_back().copied(),
         }
     }
 

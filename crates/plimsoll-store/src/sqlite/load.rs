@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use plimsoll_engine::rows::{Rows, UsageRow};
-use plimsoll_types::Timestamp;
+use plimsoll_types::{EventId, Timestamp};
 use rusqlite::Connection;
 
 use super::fail::Context;
@@ -40,7 +40,22 @@ pub(super) fn load(
         endpoints: all(connection, context, shared, "webhook_endpoints", "ORDER BY id")?,
         usage: usage(connection, context, shared, now, limits)?,
         policies: all(connection, context, shared, "policies", "ORDER BY pool")?,
+        last_event: last_event(connection, context)?,
     })
+}
+
+/// The newest event that is kept.
+pub(super) fn last_event(
+    connection: &Connection,
+    context: &Context<'_>,
+) -> Result<Option<EventId>, StoreError> {
+    let found = context.of(connection
+        .query_row("SELECT max(id) FROM events", [], |row| row.get::<_, Option<String>>(0)))?;
+    let parse = |id: String| {
+        id.parse()
+            .map_err(|_| StoreError::Corrupt { detail: "events.id holds what is no id".to_owned() })
+    };
+    found.map(parse).transpose()
 }
 
 /// Every row of a table, or those that `rest` leaves.

@@ -299,19 +299,7 @@ impl Reader for Pool {
     }
 
     fn last_event(&self) -> Result<Option<EventId>, StoreError> {
-        self.with(|connection, context| {
-            let found =
-                context.of(connection.query_row("SELECT max(id) FROM events", [], |row| {
-                    row.get::<_, Option<String>>(0)
-                }))?;
-            found
-                .map(|id| {
-                    id.parse().map_err(|_| StoreError::Corrupt {
-                        detail: "events.id holds what is no id".to_owned(),
-                    })
-                })
-                .transpose()
-        })
+        self.with(super::load::last_event)
     }
 
     fn sandbox(&self, id: SandboxId) -> Result<Option<SandboxRow>, StoreError> {

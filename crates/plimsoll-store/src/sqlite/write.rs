@@ -4,19 +4,20 @@
 //! what an operator changes goes one by one, in order. Order within a table is kept. Order between
 //! tables shows to nobody, because the batch is one transaction and no table refers to another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
 
 use plimsoll_engine::Change;
 use plimsoll_engine::rows::{
     DecisionRow, EndpointRow, EventRow, ReservationRow, SandboxRow, UsageRow,
 };
+use plimsoll_types::EndpointId;
 use rusqlite::{CachedStatement, Connection};
 
 use super::rows::config::PolicyRow;
 use super::rows::ledger::LedgerRow;
 use super::rows::{Binder, IdText, SqlRow, put_sql};
-use crate::delivery::{DeliveryRow, Progress};
+use crate::delivery::{DELIVERIES_PER_ENDPOINT_MAX, DeliveryRow, Progress};
 
 /// Rows in one statement. Beyond this a longer statement gains nothing measurable.
 const MANY: usize = 16;
@@ -215,6 +216,16 @@ pub(super) fn record(
     for row in deliveries {
         row.bind(&mut binder)?;
         binder.run()?;
+    }
+    let mut trim = connection.prepare_cached(
+        "DELETE FROM webhook_deliveries WHERE endpoint = ?1 AND place <=
+            (SELECT place FROM webhook_deliveries WHERE endpoint = ?1
+             ORDER BY place DESC LIMIT 1 OFFSET ?2)",
+    )?;
+    let endpoints: BTreeSet<EndpointId> = deliveries.iter().map(|row| row.endpoint).collect();
+    for endpoint in endpoints {
+        let id = IdText::of(&endpoint);
+        trim.execute(rusqlite::params![id.as_str(), DELIVERIES_PER_ENDPOINT_MAX as i64])?;
     }
     let mut step = connection.prepare_cached(
         "UPDATE webhook_endpoints SET cursor = max(cursor, ?), failing_since_at_millis = ?

@@ -7,8 +7,8 @@ use plimsoll_engine::Change;
 use plimsoll_engine::rows::{
     ConcurrencyLimits, ConsumptionLimits, DecisionRow, EndpointRow, EventRow, HostRow, KeyRow,
     Limit, Meter, PausedBy, PlanLimits, PlanRow, PoolRow, PoolSettings, RateLimits, ReservationRow,
-    ReservationState, Role, SandboxRow, SandboxSpec, TemplateRow, TenantRow, TenantStateRow,
-    Totals, UsageRow, Verb,
+    ReservationState, Role, SandboxRow, SandboxSpec, SigningSecret, TemplateRow, TenantRow,
+    TenantStateRow, Totals, UsageRow, Verb,
 };
 use plimsoll_types::{
     BasisPoints, ClaimId, Criticality, DecisionId, Driver, EndpointId, EventId, Fence,
@@ -390,12 +390,20 @@ impl Make {
             url: self.text(),
             events: self.words(),
             description: self.text(),
-            secrets: self.words(),
+            secrets: self.secrets(),
             disabled: self.maybe(Self::text),
             created_at: self.time(),
             cursor: EventId(self.u128()),
             failing_since: self.maybe(Self::time),
         }
+    }
+
+    fn secrets(&mut self) -> Vec<SigningSecret> {
+        let words = self.words();
+        words
+            .into_iter()
+            .map(|secret| SigningSecret { secret, valid_until: self.maybe(Self::time) })
+            .collect()
     }
 
     pub(crate) fn usage(&mut self, claim: ClaimId, hours_ago: i64) -> UsageRow {

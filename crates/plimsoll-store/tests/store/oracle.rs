@@ -46,7 +46,8 @@ impl Oracle {
                 Change::Policy { pool, version, received_at, envelope } => {
                     rows.policies.push((pool, version, received_at, envelope));
                 }
-                Change::Decision(_) | Change::Event(_) => {}
+                Change::Event(row) => rows.last_event = rows.last_event.max(Some(row.id)),
+                Change::Decision(_) => {}
                 gone => panic!("{gone:?} is no row"),
             }
         }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use plimsoll_engine::rows::{DecisionRow, EventRow};
 use plimsoll_engine::{Change, SandboxFilter};
 use plimsoll_store::{
-    CodeFilter, DecisionQuery, DeliveryOutcome, DeliveryRow, EventQuery, Reader, StoreError,
-    UsageQuery, UsageTotal,
+    CodeFilter, DELIVERIES_PER_ENDPOINT_MAX, DecisionQuery, DeliveryOutcome, DeliveryRow,
+    EventQuery, Reader, StoreError, UsageQuery, UsageTotal,
 };
 use plimsoll_types::{
     ClaimId, DecisionId, EndpointId, EventId, Millis, RefusalCode, ReservationId, SandboxId,
@@ -24,6 +24,7 @@ on_every_backend!(
     ended_sandboxes_are_listed_by_id_and_filter,
     usage_is_added_up_by_claim,
     delivery_attempts_are_listed_the_newest_first,
+    only_the_newest_attempts_of_an_endpoint_are_kept,
     readers_see_whole_batches_while_the_writer_works,
     a_reader_outlives_its_store,
 );
@@ -340,6 +341,24 @@ fn delivery_attempts_are_listed_the_newest_first(backend: &mut dyn Backend) {
     store.commit(&lease, &[Change::EndpointGone(EndpointId(1))]).unwrap();
     assert!(reader.deliveries(EndpointId(1), None, 10).unwrap().items.is_empty());
     assert_eq!(reader.deliveries(EndpointId(2), None, 100).unwrap().items.len(), 10);
+}
+
+fn only_the_newest_attempts_of_an_endpoint_are_kept(backend: &mut dyn Backend) {
+    let (mut store, lease) = leader(backend);
+    let mut make = Make::new(2);
+    let endpoints: Vec<Change> = (1..=2).map(|id| Change::Endpoint(make.endpoint(id))).collect();
+    store.commit(&lease, &endpoints).unwrap();
+    store.record(&lease, &[attempt(2, 7, 1)], &[]).unwrap();
+    let max = DELIVERIES_PER_ENDPOINT_MAX as u32;
+    let rows: Vec<DeliveryRow> = (1..=max + 5).map(|number| attempt(1, 7, number)).collect();
+    for many in rows.chunks(300) {
+        store.record(&lease, many, &[]).unwrap();
+    }
+    let reader = store.reader();
+    let page = reader.deliveries(EndpointId(1), None, 1_000).unwrap();
+    assert_eq!((page.items.len(), page.next), (DELIVERIES_PER_ENDPOINT_MAX, None));
+    assert_eq!(page.items[0].attempt, max + 5);
+    assert_eq!(reader.deliveries(EndpointId(2), None, 10).unwrap().items.len(), 1);
 }
 
 fn readers_see_whole_batches_while_the_writer_works(backend: &mut dyn Backend) {
