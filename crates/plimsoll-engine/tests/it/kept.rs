@@ -17,6 +17,7 @@ pub(crate) fn rows(changes: &[Change]) -> Rows {
     let mut sandboxes = BTreeMap::new();
     let mut reservations = BTreeMap::new();
     let mut endpoints = BTreeMap::new();
+    let mut last_event = None;
     for change in changes.iter().cloned() {
         match change {
             Change::Plan(row) => drop(plans.insert(row.id.clone(), row)),
@@ -40,7 +41,8 @@ pub(crate) fn rows(changes: &[Change]) -> Rows {
             Change::Reservation(row) => drop(reservations.insert(row.id, (*row).clone())),
             Change::Endpoint(row) => drop(endpoints.insert(row.id, row)),
             Change::EndpointGone(id) => drop(endpoints.remove(&id)),
-            Change::Decision(_) | Change::Event(_) | Change::Usage(_) | Change::Policy { .. } => {}
+            Change::Event(row) => last_event = last_event.max(Some(row.id)),
+            Change::Decision(_) | Change::Usage(_) | Change::Policy { .. } => {}
         }
     }
     Rows {
@@ -56,6 +58,7 @@ pub(crate) fn rows(changes: &[Change]) -> Rows {
         endpoints: endpoints.into_values().collect(),
         usage: usage(changes),
         policies: Vec::new(),
+        last_event,
     }
 }
 
