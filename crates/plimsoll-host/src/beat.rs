@@ -89,6 +89,12 @@ impl Beat {
 }
 
 impl Host {
+    /// Holds the period of heartbeats to what the cell needs; the owner's own may be shorter.
+    pub fn limit_heartbeat(&mut self, period: Millis) {
+        self.config.heartbeat = self.config.heartbeat.min(period);
+        self.config.heartbeat_gap = self.config.heartbeat_gap.min(self.config.heartbeat);
+    }
+
     /// The report that goes to the cell now.
     pub fn heartbeat(&mut self, now: HostTime) -> HostReport {
         let report = self.report(now);

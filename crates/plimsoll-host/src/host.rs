@@ -131,10 +131,9 @@ impl Host {
         self.guests.get(&id).map(|guest| &*guest.spec)
     }
 
-    /// How many guests there are, those at rest included.
-    #[must_use]
-    pub fn guest_count(&self) -> usize {
-        self.guests.len()
+    /// Every guest, those at rest included.
+    pub fn guests(&self) -> impl Iterator<Item = &GuestSpec> {
+        self.guests.values().map(|guest| &*guest.spec)
     }
 
     /// Guests with a process, and so with something to measure.

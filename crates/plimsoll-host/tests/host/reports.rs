@@ -1,5 +1,5 @@
 use plimsoll_host::{DriverOp, DriverResult, FoundState, HostEvent, HostInput};
-use plimsoll_types::{Fence, GuestStatus, HeartbeatAnswer, PauseKind, Regime, SandboxId};
+use plimsoll_types::{Fence, GuestStatus, HeartbeatAnswer, Millis, PauseKind, Regime, SandboxId};
 
 use crate::rig::{Rig, config, end, sample, spec, start};
 
@@ -19,7 +19,7 @@ fn a_heartbeat_is_due_every_period_and_soon_after_a_change() {
     rig.input(HostInput::Tick);
     assert_eq!(rig.heartbeats_asked, 1, "asked for once");
     beat(&mut rig, accepted());
-    assert_eq!(rig.host.next_wake(), Some(plimsoll_types::Millis(rig.now.uptime.0 + 10_000)));
+    assert_eq!(rig.host.next_wake(), Some(Millis(rig.now.uptime.0 + 10_000)));
     rig.pass(9_999);
     rig.input(HostInput::Tick);
     assert_eq!(rig.heartbeats_asked, 1);
@@ -34,6 +34,16 @@ fn a_heartbeat_is_due_every_period_and_soon_after_a_change() {
     rig.pass(900);
     rig.input(HostInput::Tick);
     assert_eq!(rig.heartbeats_asked, 3);
+}
+
+#[test]
+fn the_cell_may_ask_for_more_heartbeats_and_not_for_fewer() {
+    let mut rig = Rig::new(config());
+    rig.host.limit_heartbeat(Millis(60_000));
+    assert_eq!(rig.host.config().heartbeat, Millis(10_000));
+    rig.host.limit_heartbeat(Millis(500));
+    beat(&mut rig, accepted());
+    assert_eq!(rig.host.next_wake(), Some(Millis(rig.now.uptime.0 + 500)));
 }
 
 #[test]
