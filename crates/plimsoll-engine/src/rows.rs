@@ -623,6 +623,10 @@ pub struct UsageRow {
     pub egress_bytes: u64,
 }
 
+/// Stands in [`Rows::usage`] for all claims of a tenant and day whose rows did not come back one
+/// by one. It is no claim's id.
+pub const OTHER_CLAIMS: ClaimId = ClaimId::Reservation(plimsoll_types::ReservationId(0));
+
 /// One write to the store.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each variant is the row of its name, put or removed")]
@@ -675,7 +679,9 @@ pub struct Rows {
     /// Those that hold, and the ended ones whose keys are still bound.
     pub reservations: Vec<ReservationRow>,
     pub endpoints: Vec<EndpointRow>,
-    /// Of the current and the previous period.
+    /// Of the current and the previous period, exact in sum: every hour that a claim may still
+    /// write again, of the others as many as a restart has time to read, and the rest summed by
+    /// tenant and day under [`OTHER_CLAIMS`].
     pub usage: Vec<UsageRow>,
     pub policies: Vec<(PoolName, u64, Timestamp, String)>,
     /// The newest event that is kept: every later one must lie above it.

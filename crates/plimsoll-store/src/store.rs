@@ -38,6 +38,9 @@ pub struct LoadLimits {
     pub ended_max: usize,
     /// Usage comes back from so far back: the current period and the one before it.
     pub usage: Millis,
+    /// Most rows of usage that come back claim by claim, the newest first; some 100 ms of reading.
+    /// What a claim may still write again comes back beyond that, and the rest in sums.
+    pub usage_rows_max: usize,
 }
 
 impl Default for LoadLimits {
@@ -47,6 +50,7 @@ impl Default for LoadLimits {
             ended_max: 100_000,
             // Two months of 31 days.
             usage: Millis::from_seconds(62 * 24 * 3600),
+            usage_rows_max: 200_000,
         }
     }
 }

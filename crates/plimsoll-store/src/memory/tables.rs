@@ -15,7 +15,9 @@ use plimsoll_types::{
 use crate::delivery::{DELIVERIES_PER_ENDPOINT_MAX, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::store::{Lease, LoadLimits, Pruned, Retention};
-use crate::usage::{UsageKey, add_usage, day_of, usage_floor};
+use crate::usage::{
+    DaySums, Sums, UsageKey, add_usage, day_of, open_hours, usage_floor, with_rest,
+};
 
 /// Who may write.
 #[derive(Clone, Debug, Default)]
@@ -262,14 +264,7 @@ impl Tables {
 
     pub(crate) fn load(&self, now: Timestamp, limits: &LoadLimits) -> Rows {
         let since = now - limits.key_ttl;
-        let hours = usage_floor(now, limits.usage);
-        let recent = |row: &&UsageRow| row.hour >= hours;
-        let mut usage: BTreeMap<UsageKey, UsageRow> = BTreeMap::new();
-        for row in self.usage_days.values().filter(recent).chain(self.usage.values().filter(recent))
-        {
-            add_usage(usage.entry(UsageKey::of(row)), row);
-        }
-        Rows {
+        let mut rows = Rows {
             plans: self.plans.values().cloned().collect(),
             tenants: self.tenants.values().cloned().collect(),
             tenant_states: self.tenant_states.values().cloned().collect(),
@@ -280,14 +275,39 @@ impl Tables {
             sandboxes: self.sandboxes.load(since, limits.ended_max, sandbox_end),
             reservations: self.reservations.load(since, limits.ended_max, reservation_end),
             endpoints: self.endpoints.values().cloned().collect(),
-            usage: usage.into_values().collect(),
+            usage: Vec::new(),
             policies: self
                 .policies
                 .iter()
                 .map(|(pool, (version, at, text))| (pool.clone(), *version, *at, text.clone()))
                 .collect(),
             last_event: self.events.keys().next_back().copied(),
+        };
+        rows.usage = self.load_usage(now, limits, &rows);
+        rows
+    }
+
+    fn load_usage(&self, now: Timestamp, limits: &LoadLimits, rows: &Rows) -> Vec<UsageRow> {
+        let floor = UsageKey::first(usage_floor(now, limits.usage));
+        let mut sums = DaySums::new();
+        let every = self.usage_days.range(floor.clone()..).chain(self.usage.range(floor.clone()..));
+        for (_, row) in every {
+            let sum = sums.entry((day_of(row.hour), row.tenant.clone())).or_default();
+            *sum = sum.plus(Sums::of(row));
         }
+        let max = limits.usage_rows_max.max(1);
+        let hours: Vec<_> = self.usage.range(floor.clone()..).rev().take(max).collect();
+        let days = self.usage_days.range(floor.clone()..).rev().take(max - hours.len());
+        let mut found: Vec<UsageRow> = days.map(|(_, row)| row.clone()).collect();
+        found.reverse();
+        if let Some((end, _)) = hours.last().filter(|_| hours.len() == max) {
+            let mut open: Vec<UsageKey> =
+                open_hours(rows).filter(|key| *key >= floor && key < end).collect();
+            open.sort_unstable();
+            found.extend(open.iter().filter_map(|key| self.usage.get(key)).cloned());
+        }
+        found.extend(hours.into_iter().rev().map(|(_, row)| row.clone()));
+        with_rest(sums, found)
     }
 
     pub(crate) fn prune(&mut self, now: Timestamp, keep: &Retention) -> Pruned {
@@ -315,7 +335,7 @@ impl Tables {
 
     /// Moves hours of old days into their days.
     fn roll_usage(&mut self, now: Timestamp, keep: &Retention) -> u64 {
-        let from = day_of(now - keep.usage_hourly);
+        let from = day_of(now - keep.usage_hourly.min(keep.usage));
         let old: Vec<UsageKey> =
             self.usage.keys().take(keep.rows_max).filter(|key| key.hour < from).cloned().collect();
         for key in &old {

@@ -1,9 +1,8 @@
 //! Reading everything that a restart needs.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use plimsoll_engine::rows::{Rows, UsageRow};
+use plimsoll_engine::rows::Rows;
 use plimsoll_types::{EventId, Timestamp};
 use rusqlite::Connection;
 
@@ -11,9 +10,9 @@ use super::fail::Context;
 use super::file::{Purpose, connect};
 use super::rows::ledger::LedgerRow;
 use super::rows::{Cells, Shared, SqlRow, select_sql};
+use super::usage;
 use crate::error::StoreError;
 use crate::store::LoadLimits;
-use crate::usage::{UsageKey, add_usage, usage_floor};
 
 /// Rows that one end of a table reads before it looks at how far the other has come. The ends
 /// overlap by at most so many.
@@ -27,7 +26,7 @@ pub(super) fn load(
     limits: &LoadLimits,
 ) -> Result<Rows, StoreError> {
     let shared = &mut Shared::default();
-    Ok(Rows {
+    let mut rows = Rows {
         sandboxes: ledger(connection, context, shared, now, limits)?,
         reservations: ledger(connection, context, shared, now, limits)?,
         plans: all(connection, context, shared, "plans", "ORDER BY id")?,
@@ -38,10 +37,12 @@ pub(super) fn load(
         keys: all(connection, context, shared, "keys", "ORDER BY id")?,
         hosts: all(connection, context, shared, "hosts", "ORDER BY id")?,
         endpoints: all(connection, context, shared, "webhook_endpoints", "ORDER BY id")?,
-        usage: usage(connection, context, shared, now, limits)?,
+        usage: Vec::new(),
         policies: all(connection, context, shared, "policies", "ORDER BY pool")?,
         last_event: last_event(connection, context)?,
-    })
+    };
+    rows.usage = usage::load(connection, context, shared, now, limits, &rows)?;
+    Ok(rows)
 }
 
 /// The newest event that is kept.
@@ -172,31 +173,4 @@ fn half<R: LedgerRow>(
             return Ok(found);
         }
     }
-}
-
-fn usage(
-    connection: &Connection,
-    context: &Context<'_>,
-    shared: &mut Shared,
-    now: Timestamp,
-    limits: &LoadLimits,
-) -> Result<Vec<UsageRow>, StoreError> {
-    let from = usage_floor(now, limits.usage).millis();
-    let mut sums: BTreeMap<UsageKey, UsageRow> = BTreeMap::new();
-    for (table, column) in [("usage_days", "day_at_millis"), ("usage_hours", "hour_at_millis")] {
-        let sql = usage_sql(table, column, &format!("WHERE {column} >= {from}"));
-        let mut statement = context.of(connection.prepare(&sql))?;
-        let mut rows = statement.raw_query();
-        while let Some(row) = context.of(rows.next())? {
-            let row: UsageRow = Cells::read(row, table, shared)?;
-            add_usage(sums.entry(UsageKey::of(&row)), &row);
-        }
-    }
-    Ok(sums.into_values().collect())
-}
-
-/// `SELECT` of usage by the hour or by the day.
-pub(super) fn usage_sql(table: &str, column: &str, rest: &str) -> String {
-    let columns = UsageRow::COLUMNS[1..].join(",");
-    format!("SELECT {column},{columns} FROM {table} {rest}")
 }

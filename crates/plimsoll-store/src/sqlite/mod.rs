@@ -12,6 +12,7 @@ mod prune;
 mod read;
 mod rows;
 mod schema;
+mod usage;
 mod write;
 
 use std::path::{Path, PathBuf};

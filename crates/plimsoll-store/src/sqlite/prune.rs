@@ -61,6 +61,15 @@ pub(super) fn prune(
             )?
             .execute(params![usage_floor(now, keep.usage).millis(), max])?,
     );
+    counts.push(
+        connection
+            .prepare_cached(
+                "DELETE FROM usage_tenant_days WHERE (day_at_millis, tenant) IN
+                    (SELECT day_at_millis, tenant FROM usage_tenant_days
+                     WHERE day_at_millis < ?1 ORDER BY day_at_millis, tenant LIMIT ?2)",
+            )?
+            .execute(params![usage_floor(now, keep.usage).millis(), max])?,
+    );
     Ok(Pruned {
         rows: counts.iter().map(|count| *count as u64).sum(),
         more: counts.iter().any(|count| *count >= keep.rows_max),

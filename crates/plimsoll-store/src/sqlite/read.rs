@@ -13,9 +13,10 @@ use rusqlite::{Connection, params, params_from_iter};
 
 use super::fail::Context;
 use super::file::{Purpose, connect};
-use super::load::{all, usage_sql};
+use super::load::all;
 use super::rows::ledger::LedgerRow;
 use super::rows::{Cells, IdText, Shared, SqlRow, select_sql};
+use super::usage;
 use crate::delivery::{DeliveryPage, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::query::{
@@ -201,7 +202,7 @@ fn usage_totals(
         // with the hour, and hours hold every tenant.
         let next = format!("SELECT min({column}) FROM {table} WHERE {column} >= ?");
         let mut next = context.of(transaction.prepare_cached(&next))?;
-        let sql = usage_sql(table, column, &format!("WHERE {column} = ? AND tenant = ?"));
+        let sql = usage::select(table, column, &format!("WHERE {column} = ? AND tenant = ?"));
         let mut statement = context.of(transaction.prepare_cached(&sql))?;
         let mut from = query.from.millis();
         loop {

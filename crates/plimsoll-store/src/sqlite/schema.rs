@@ -316,6 +316,16 @@ CREATE TABLE usage_days (
     egress_bytes INTEGER,
     PRIMARY KEY (day_at_millis, tenant, claim)
 ) WITHOUT ROWID;
+
+CREATE TABLE usage_tenant_days (
+    day_at_millis INTEGER,
+    tenant TEXT,
+    cpu_millis INTEGER,
+    charged_mib_millis INTEGER,
+    resident_mib_millis INTEGER,
+    egress_bytes INTEGER,
+    PRIMARY KEY (day_at_millis, tenant)
+) WITHOUT ROWID;
 ";
 
 /// Columns that no readable view shows: they hold secrets or bulk.

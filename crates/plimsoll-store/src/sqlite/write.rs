@@ -17,6 +17,7 @@ use rusqlite::{CachedStatement, Connection};
 use super::rows::config::PolicyRow;
 use super::rows::ledger::LedgerRow;
 use super::rows::{Binder, IdText, SqlRow, put_sql};
+use super::usage;
 use crate::delivery::{DELIVERIES_PER_ENDPOINT_MAX, DeliveryRow, Progress};
 
 /// Rows in one statement. Beyond this a longer statement gains nothing measurable.
@@ -67,7 +68,7 @@ pub(super) fn apply(connection: &Connection, changes: &[Change]) -> rusqlite::Re
     ledger(connection, &gathered.reservations)?;
     put_all(connection, "decisions", &gathered.decisions)?;
     put_all(connection, "events", &gathered.events)?;
-    put_all(connection, "usage_hours", &gathered.usage)
+    usage::put(connection, &gathered.usage)
 }
 
 /// The rows of the tables that see traffic.

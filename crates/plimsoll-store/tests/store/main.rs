@@ -10,6 +10,7 @@ mod oracle;
 mod pruning;
 mod reading;
 mod sqlite;
+mod usage;
 mod writing;
 
 /// Makes a test of each check on each backend.

@@ -1,25 +1,22 @@
 //! What is removed, when, and how much at a time.
 
 use plimsoll_engine::Change;
-use plimsoll_engine::rows::{DecisionRow, EventRow, ReservationState, UsageRow};
+use plimsoll_engine::rows::{DecisionRow, EventRow, ReservationState};
 use plimsoll_store::{
-    DeliveryOutcome, DeliveryRow, EventQuery, LoadLimits, Progress, Pruned, Retention, Store,
-    UsageQuery,
+    DeliveryOutcome, DeliveryRow, EventQuery, Progress, Pruned, Retention, Store,
 };
 use plimsoll_types::{
-    ClaimId, DecisionId, EndpointId, EventId, Millis, ReservationId, SandboxId, SandboxStatus,
-    Timestamp,
+    DecisionId, EndpointId, EventId, Millis, ReservationId, SandboxId, SandboxStatus,
 };
 
 use crate::backend::{Backend, NOW, leader, rows};
-use crate::make::{HOUR, Make, tenant};
+use crate::make::Make;
 use crate::on_every_backend;
 
 on_every_backend!(
     what_is_old_goes_a_bounded_piece_at_a_time,
     what_lives_is_never_pruned,
     events_stay_for_the_slowest_endpoint_that_is_served,
-    old_hours_become_days_and_no_use_is_lost,
 );
 
 /// Ten rows of each kind, of ages from 0 to 9 days.
@@ -145,72 +142,4 @@ fn events_stay_for_the_slowest_endpoint_that_is_served(backend: &mut dyn Backend
     let later = NOW + Millis::from_seconds(2 * 24 * 3600);
     store.prune(&lease, later, &Retention::default()).unwrap();
     assert_eq!(events(&*store), (5..=10).collect::<Vec<_>>());
-}
-
-fn old_hours_become_days_and_no_use_is_lost(backend: &mut dyn Backend) {
-    let (mut store, lease) = leader(backend);
-    let mut make = Make::new(4);
-    let claims = [ClaimId::Sandbox(SandboxId(1)), ClaimId::Reservation(ReservationId(2))];
-    let hours = 6 * 24;
-    let batch: Vec<UsageRow> = (0..hours)
-        .rev()
-        .flat_map(|hour| claims.map(|claim| (claim, hour)))
-        .map(|(claim, hour)| make.usage(claim, hour))
-        .collect();
-    let changes: Vec<Change> = batch.iter().cloned().map(Change::Usage).collect();
-    store.commit(&lease, &changes).unwrap();
-    let reader = store.reader();
-    let query = UsageQuery {
-        tenant: tenant("metered"),
-        from: Timestamp(NOW.0 - 7 * 24 * HOUR),
-        to: Timestamp(NOW.0 + HOUR),
-        after: None,
-        limit: 100,
-    };
-    let before = reader.usage(&query).unwrap();
-    assert_eq!(before.items.len(), 2);
-
-    let keep = Retention { rows_max: 37, ..Retention::default() };
-    let mut calls = 0;
-    loop {
-        let pruned = store.prune(&lease, NOW, &keep).unwrap();
-        calls += 1;
-        assert_eq!(reader.usage(&query).unwrap(), before, "after {calls} calls");
-        if !pruned.more {
-            break;
-        }
-    }
-    assert!(calls > 3, "{calls}");
-    // Whole days, in UTC, up to three days ago; from there on hours.
-    let day = 24 * HOUR;
-    let boundary = (NOW.0 - 3 * day) - (NOW.0 - 3 * day).rem_euclid(day);
-    let loaded = store.load(&lease, NOW, &LoadLimits::default()).unwrap().usage;
-    for row in &loaded {
-        assert!(row.hour.0 >= boundary || row.hour.0.rem_euclid(day) == 0, "{row:?}");
-    }
-    let sum = |rows: &[UsageRow]| rows.iter().map(|row| row.cpu_millis).sum::<u64>();
-    assert_eq!(sum(&loaded), sum(&batch));
-    assert!(loaded.len() < batch.len());
-
-    // What comes late for an hour that is a day by now is added to that day.
-    let late = UsageRow { cpu_millis: 5, ..make.usage(claims[0], hours - 1) };
-    store.commit(&lease, &[Change::Usage(late)]).unwrap();
-    let total = |store: &dyn Store| {
-        let page = store.reader().usage(&query).unwrap();
-        page.items.iter().map(|total| total.cpu_millis).sum::<u64>()
-    };
-    assert_eq!(total(&*store), sum(&batch) + 5);
-    store.prune(&lease, NOW, &keep).unwrap();
-    assert_eq!(total(&*store), sum(&batch) + 5);
-
-    // And after its time it goes, day by day.
-    let later = NOW + Millis::from_seconds(401 * 24 * 3600);
-    while store.prune(&lease, later, &keep).unwrap().more {}
-    let left = store.load(
-        &lease,
-        later,
-        &LoadLimits { usage: Millis(i64::MAX as u64), ..LoadLimits::default() },
-    );
-    let oldest = left.unwrap().usage.iter().map(|row| row.hour.0).min();
-    assert!(oldest.is_none_or(|hour| hour >= later.0 - 401 * day), "{oldest:?}");
 }

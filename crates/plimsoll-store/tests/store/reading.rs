@@ -6,15 +6,14 @@ use plimsoll_engine::rows::{DecisionRow, EventRow};
 use plimsoll_engine::{Change, SandboxFilter};
 use plimsoll_store::{
     CodeFilter, DELIVERIES_PER_ENDPOINT_MAX, DecisionQuery, DeliveryOutcome, DeliveryRow,
-    EventQuery, Reader, StoreError, UsageQuery, UsageTotal,
+    EventQuery, Reader, StoreError,
 };
 use plimsoll_types::{
-    ClaimId, DecisionId, EndpointId, EventId, Millis, RefusalCode, ReservationId, SandboxId,
-    SandboxStatus, Timestamp,
+    DecisionId, EndpointId, EventId, Millis, RefusalCode, ReservationId, SandboxId, SandboxStatus,
 };
 
 use crate::backend::{Backend, NOW, leader};
-use crate::make::{HOUR, Make, pool, tenant};
+use crate::make::{Make, pool, tenant};
 use crate::on_every_backend;
 
 on_every_backend!(
@@ -22,7 +21,6 @@ on_every_backend!(
     a_rare_decision_in_a_long_log_is_found_over_short_pages,
     events_are_pulled_in_order_without_a_gap,
     ended_sandboxes_are_listed_by_id_and_filter,
-    usage_is_added_up_by_claim,
     delivery_attempts_are_listed_the_newest_first,
     only_the_newest_attempts_of_an_endpoint_are_kept,
     readers_see_whole_batches_while_the_writer_works,
@@ -233,64 +231,6 @@ fn ended_sandboxes_are_listed_by_id_and_filter(backend: &mut dyn Backend) {
     }
     assert_eq!(reader.sandbox(SandboxId(999)).unwrap(), None);
     assert_eq!(reader.reservation(ReservationId(999)).unwrap(), None);
-}
-
-fn usage_is_added_up_by_claim(backend: &mut dyn Backend) {
-    let (mut store, lease) = leader(backend);
-    let mut make = Make::new(4);
-    let claims: Vec<ClaimId> = (0..5)
-        .map(|id| ClaimId::Sandbox(SandboxId(id)))
-        .chain((0..5).map(|id| ClaimId::Reservation(ReservationId(id))))
-        .collect();
-    let mut batch = Vec::new();
-    for hours_ago in 0..10 {
-        for claim in &claims {
-            batch.push(make.usage(*claim, hours_ago));
-            let mut foreign = make.usage(*claim, hours_ago);
-            foreign.tenant = tenant("foreign");
-            batch.push(foreign);
-        }
-    }
-    let changes: Vec<Change> = batch.iter().cloned().map(Change::Usage).collect();
-    store.commit(&lease, &changes).unwrap();
-    let reader = store.reader();
-    let (from, to) = (Timestamp(NOW.0 - 6 * HOUR), Timestamp(NOW.0 - 2 * HOUR));
-    let mut wanted: Vec<UsageTotal> = claims
-        .iter()
-        .map(|claim| {
-            let mine = batch.iter().filter(|row| {
-                row.claim == *claim
-                    && row.tenant.as_str() == "metered"
-                    && row.hour >= from
-                    && row.hour < to
-            });
-            let sum = |figure: fn(&plimsoll_engine::rows::UsageRow) -> u64| {
-                mine.clone().map(figure).sum()
-            };
-            UsageTotal {
-                claim: *claim,
-                cpu_millis: sum(|row| row.cpu_millis),
-                charged_mib_millis: sum(|row| row.charged_mib_millis),
-                resident_mib_millis: sum(|row| row.resident_mib_millis),
-                egress_bytes: sum(|row| row.egress_bytes),
-            }
-        })
-        .collect();
-    wanted.sort_by_key(|total| total.claim.to_string());
-    for limit in [1, 3, 1_000] {
-        let mut query = UsageQuery { tenant: tenant("metered"), from, to, after: None, limit };
-        let mut found = Vec::new();
-        loop {
-            let page = reader.usage(&query).unwrap();
-            assert!(page.items.len() <= limit);
-            found.extend(page.items);
-            query.after = page.next;
-            if page.next.is_none() {
-                break;
-            }
-        }
-        assert_eq!(found, wanted);
-    }
 }
 
 fn attempt(endpoint: u128, event: u128, attempt: u32) -> DeliveryRow {

@@ -372,7 +372,7 @@ fn an_operator_can_read_it_and_sees_no_secret_in_the_readable_views() {
         .unwrap()
         .collect::<Result<_, _>>()
         .unwrap();
-    assert_eq!(views.len(), 19, "{views:?}");
+    assert_eq!(views.len(), 20, "{views:?}");
     for view in views {
         let mut statement = operator.prepare(&format!("SELECT * FROM {view}")).unwrap();
         let columns: Vec<String> =

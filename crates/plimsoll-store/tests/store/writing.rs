@@ -1,11 +1,10 @@
 //! Writing, fencing, and what a restart finds.
 
 use plimsoll_engine::Change;
-use plimsoll_engine::rows::{ReservationState, UsageRow};
+use plimsoll_engine::rows::ReservationState;
 use plimsoll_store::{LoadLimits, Progress, Retention, StoreError};
 use plimsoll_types::{
     ClaimId, EndpointId, EventId, HostId, KeyId, Millis, PlanId, SandboxId, SandboxStatus,
-    Timestamp,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -27,7 +26,6 @@ on_every_backend!(
     of_too_many_ended_rows_the_newest_come_back,
     what_ended_can_live_again,
     an_endpoint_that_is_edited_keeps_its_progress,
-    usage_comes_back_for_as_long_as_asked,
 );
 
 /// One change of each kind that writes, by number, under a key of its own.
@@ -320,23 +318,6 @@ fn an_endpoint_that_is_edited_keeps_its_progress(backend: &mut dyn Backend) {
     assert_eq!(store.reader().progress().unwrap(), vec![]);
 }
 
-fn usage_comes_back_for_as_long_as_asked(backend: &mut dyn Backend) {
-    let (mut store, lease) = leader(backend);
-    let hour = |hour: i64| UsageRow {
-        hour: Timestamp(hour),
-        ..Make::new(1).usage(ClaimId::Sandbox(SandboxId(1)), 0)
-    };
-    let day = 24 * 3_600_000;
-    let midnight = NOW.0 - NOW.0.rem_euclid(day);
-    let kept = [hour(midnight - 2 * day), hour(NOW.0)];
-    let batch =
-        [hour(midnight - 2 * day - 3_600_000), kept[0].clone(), kept[1].clone()].map(Change::Usage);
-    store.commit(&lease, &batch).unwrap();
-    // Two days back from noon or any other hour reach to the midnight before.
-    let limits = LoadLimits { usage: Millis::from_seconds(2 * 24 * 3600), ..LoadLimits::default() };
-    assert_eq!(store.load(&lease, NOW, &limits).unwrap().usage, kept);
-}
-
 #[test]
 fn both_backends_tell_the_same_story_of_one_history() {
     let (mut memory, mut sqlite) = (Memory::new(), Sqlite::new());
@@ -358,9 +339,12 @@ fn both_backends_tell_the_same_story_of_one_history() {
             one.prune(&leases.0, now, &keep).unwrap(),
             other.prune(&leases.1, now, &keep).unwrap()
         );
-        assert_eq!(
-            one.load(&leases.0, now, &LoadLimits::default()).unwrap(),
-            other.load(&leases.1, now, &LoadLimits::default()).unwrap()
-        );
+        for usage_rows_max in [0, 1, 7, 1_000] {
+            let limits = LoadLimits { usage_rows_max, ended_max: 3, ..LoadLimits::default() };
+            assert_eq!(
+                one.load(&leases.0, now, &limits).unwrap(),
+                other.load(&leases.1, now, &limits).unwrap()
+            );
+        }
     }
 }
