@@ -133,7 +133,7 @@ pub(crate) fn open_hours(rows: &Rows) -> impl Iterator<Item = UsageKey> + '_ {
 /// From the hour in which the slower of a meter's clocks stands to that of the faster one.
 fn meter_hours(meter: &Meter) -> impl Iterator<Item = Timestamp> {
     let hour = |at: i64| at - at.rem_euclid(HOUR_MILLIS);
-    let (slow, fast) = (meter.at, meter.at);
+    let (slow, fast) = (meter.at.min(meter.heard_at), meter.at.max(meter.heard_at));
     let last = hour(fast.0);
     let first = hour(slow.0).max(last.saturating_sub((OPEN_HOURS_MAX - 1) * HOUR_MILLIS));
     (0..OPEN_HOURS_MAX)

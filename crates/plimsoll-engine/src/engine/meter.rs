@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use super::Engine;
 use super::state::{Claim, Ix};
 use crate::output::{Observation, Output};
-use crate::rows::{Change, ReservationRow, ReservationState, SandboxRow, UsageRow};
+use crate::rows::{Change, OTHER_CLAIMS, ReservationRow, ReservationState, SandboxRow, UsageRow};
 
 /// Use is credited no further back than this. Stores may sum hours up into days after two days,
 /// and a row of an hour is not written again after that.
@@ -488,7 +488,9 @@ impl Engine {
         }
         for ((tenant, id), used) in by_claim {
             let account = self.tenants[tenant].account_at(now);
-            account.top.see(id, used);
+            if id != OTHER_CLAIMS {
+                account.top.see(id, used);
+            }
             let period = account.period.start;
             let claim = match id {
                 ClaimId::Sandbox(id) => self.sandbox_ix.get(&id).map(|ix| Claim::Sandbox(*ix)),

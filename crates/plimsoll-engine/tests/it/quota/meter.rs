@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_engine::rows::{Change, Rows, UsageRow};
+use plimsoll_engine::rows::{Change, OTHER_CLAIMS, Rows, UsageRow};
 use plimsoll_engine::{Command, EngineConfig, Input, ReserveMode, Token};
 use plimsoll_types::{
     ClaimId, Driver, GuestReport, GuestStatus, HostOutcome, Millis, RefusalCode, SandboxId,
@@ -359,6 +359,24 @@ fn top_consumers_are_those_who_have_used_most_dead_or_alive() {
     bed.report(ids[..11].iter().map(|(id, cpu)| used(*id, 64, *cpu)).collect());
     bed.restart();
     check(&mut bed);
+}
+
+#[test]
+fn what_comes_back_summed_counts_and_is_nobodys() {
+    let mut bed = bed();
+    let id = bed.run_of("acme", |_| {});
+    bed.pass(10_000);
+    bed.report(vec![used(id, 512, 3_000)]);
+    end(&mut bed, id);
+    let mut rows = kept::rows(&bed.changes);
+    let others =
+        |row: &UsageRow| UsageRow { claim: OTHER_CLAIMS, cpu_millis: 7_000, ..row.clone() };
+    let summed = others(&rows.usage[0]);
+    rows.usage.insert(0, summed);
+    let mut bed = Bed::over(rows, 9, bed.now);
+    assert_eq!(bed.consumed("acme")[0], 10);
+    let top = bed.quota("acme").top_consumers;
+    assert_eq!(top.iter().map(|(id, ..)| id.clone()).collect::<Vec<_>>(), [id.to_string()]);
 }
 
 #[test]
