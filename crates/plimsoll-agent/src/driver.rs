@@ -101,6 +101,19 @@ impl Fault {
     }
 }
 
+/// An error with everything that lies behind it, on one line, for answers and logs.
+#[must_use]
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut behind = error.source();
+    while let Some(cause) = behind {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        behind = cause.source();
+    }
+    text
+}
+
 /// Why a start failed. Nothing of it is left running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -330,7 +343,8 @@ pub trait GuestDriver: Send + Sync {
     /// None is well, too.
     fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>>;
 
-    /// Runs a command in a running guest, with the guest's own user, limits and environment.
+    /// Runs a command in a running guest, with the guest's own user, limits and environment. When
+    /// the guest is written out meanwhile the command goes along and is answered with a fault.
     fn exec<'a>(
         &'a self,
         name: &'a GuestName,

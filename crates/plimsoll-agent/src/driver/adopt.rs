@@ -6,10 +6,10 @@ use plimsoll_types::{Driver, GuestStatus};
 
 use super::folder::{GuestDir, Guests};
 use super::gvisor::tool::run;
-use super::look::{self, Look, has_used_image, is_staged};
+use super::look::{self, Look, is_half_restored, is_staged};
 use super::shared::{Shared, blocking};
 use super::tree::GuestTree;
-use super::{Adopted, Fault, Found};
+use super::{Adopted, Fault, Found, describe};
 use crate::probe::ProcessId;
 use crate::shim::files::{Outlives, remove_folder, replace_json};
 use crate::shim::image;
@@ -52,7 +52,7 @@ fn find(guests: &Guests, kind: Driver) -> Result<Found, Fault> {
             }
             // Ended meanwhile.
             Ok(None) => {}
-            Err(fault) => found.broken.push((name.to_string(), fault.to_string())),
+            Err(fault) => found.broken.push((name.to_string(), describe(&fault))),
         }
     }
     clear_groups(guests, &names)?;
@@ -89,7 +89,7 @@ fn settle_sandbox(dir: &GuestDir, look: &Look) -> Result<(), Fault> {
         // Sealed: what may be left of the sandbox is frozen, and its state is the checkpoint's.
         return end_remains(&tree);
     }
-    if has_used_image(dir) {
+    if is_half_restored(look, dir) {
         // A restore was cut short. The guest was told to nobody as running, so it goes back to
         // where it was; what a restored sandbox may have done since is little, and lost.
         end_remains(&tree)?;

@@ -10,6 +10,7 @@ mod rootfs;
 mod setup;
 pub(crate) mod tool;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,9 +28,11 @@ use super::look::{Look, wait_for_shim};
 use super::shared::{Polite, STOP_GRACE, Shared, blocking};
 use super::{
     Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, Found,
-    GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage,
+    GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage, describe,
 };
-use crate::shim::files::{Outlives, private_folder, remove_folder, replace, replace_json};
+use crate::shim::files::{
+    Outlives, private_folder, remove_file, remove_folder, replace, replace_json, sync_folder,
+};
 use crate::shim::image;
 use crate::shim::plan::{Answer, Call, LaunchPlan, RestoreFrom, SandboxPlan};
 use crate::shim::runsc::{IMAGE, Runsc, TALK};
@@ -61,13 +64,21 @@ pub struct GvisorDriver {
     shared: Shared,
     config: GvisorConfig,
     setup: OnceCell<Result<Setup, Unavailable>>,
+    /// Images that could not be baked, and why: tried once in an agent's life, since a try may
+    /// take its full time limit.
+    unbaked: Mutex<BTreeMap<String, String>>,
 }
 
 impl GvisorDriver {
     /// A driver over these guests.
     #[must_use]
     pub fn new(guests: Arc<Guests>, config: GvisorConfig) -> Self {
-        Self { shared: Shared { kind: Driver::Gvisor, guests }, config, setup: OnceCell::new() }
+        Self {
+            shared: Shared { kind: Driver::Gvisor, guests },
+            config,
+            setup: OnceCell::new(),
+            unbaked: Mutex::default(),
+        }
     }
 
     async fn setup(&self) -> Result<&Setup, Unavailable> {
@@ -164,10 +175,24 @@ impl GvisorDriver {
                 .push("booted plainly: a variable of its environment has no shell name".to_owned());
             return None;
         }
-        match bake::image_of(&self.shared.guests, setup, rootfs).await {
+        let unbaked = || self.unbaked.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = match bake::key(setup, rootfs) {
+            Ok(key) => key,
+            Err(fault) => {
+                notes.push(format!("booted plainly: {}", describe(&fault)));
+                return None;
+            }
+        };
+        if let Some(why) = unbaked().get(&key) {
+            notes.push(format!("booted plainly: {why}"));
+            return None;
+        }
+        match bake::image_of(&self.shared.guests, setup, rootfs, &key).await {
             Ok(image) => Some(image),
             Err(fault) => {
-                notes.push(format!("booted plainly: {fault}"));
+                let why = describe(&fault);
+                notes.push(format!("booted plainly: {why}"));
+                unbaked().insert(key, why);
                 None
             }
         }
@@ -281,7 +306,7 @@ impl GvisorDriver {
         if let Err(fault) = self.runsc(name, "the pause", &["pause"], &[]).await {
             // A sandbox that is frozen already says no as well: look.
             if self.is_frozen_inside(name).await != Ok(true) {
-                std::fs::remove_file(&mark).map_err(Fault::io("unmark the guest"))?;
+                remove_file(&mark).map_err(Fault::io("unmark the guest"))?;
                 return Err(fault.into());
             }
         }
@@ -294,8 +319,7 @@ impl GvisorDriver {
         {
             return Err(fault.into());
         }
-        let mark = self.shared.guests.dir(name).frozen_path();
-        std::fs::remove_file(&mark).map_err(Fault::io("unmark the guest"))?;
+        remove_mark(&self.shared.guests.dir(name))?;
         Ok(())
     }
 
@@ -324,6 +348,8 @@ impl GvisorDriver {
                 replace_json(&own.spec_path(), &spec, Outlives::Machine).map_err(fail())?;
                 replace_json(&own.plan_path(), &plan, Outlives::Machine).map_err(fail())?;
             }
+            // The folder's own name, too.
+            own.path().parent().map_or(Ok(()), sync_folder).map_err(fail())?;
             Ok(own.frozen_path().exists())
         })
         .await?;
@@ -369,22 +395,6 @@ impl GvisorDriver {
         Ok(())
     }
 
-    /// Where a guest stands; one whose shim was killed half-way through a step is settled first.
-    async fn status_of(&self, name: &GuestName) -> Result<GuestState, LookError> {
-        let look = self.look(name).await?.ok_or(LookError::NotFound(*name))?;
-        let under_way = matches!(
-            look.guest.status,
-            GuestStatus::Starting | GuestStatus::Pausing | GuestStatus::Resuming
-        );
-        if look.shim_lives || !under_way {
-            return Ok(look.guest);
-        }
-        let _turn = self.shared.guests.turn(&name.to_string()).await;
-        let dir = self.shared.guests.dir(name);
-        blocking(move || super::adopt::settle(&dir, Driver::Gvisor)).await?;
-        self.shared.status(name).await
-    }
-
     async fn adopt_guests(&self) -> Result<Found, Fault> {
         bake::discard_all(&self.shared.guests).await?;
         remove_folder(&self.shared.guests.data().join("branches"))
@@ -406,12 +416,7 @@ impl GvisorDriver {
 }
 
 fn remove_mark(dir: &GuestDir) -> Result<(), Fault> {
-    match std::fs::remove_file(dir.frozen_path()) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Fault::io("unmark the guest")(error))
-        }
-        _ => Ok(()),
-    }
+    remove_file(&dir.frozen_path()).map_err(Fault::io("unmark the guest"))
 }
 
 /// Fills a guest's folder and plans its launch.
@@ -475,10 +480,7 @@ fn prepare_restore(guests: &Guests, dir: &GuestDir, name: &GuestName) -> Result<
     plan.shim_cgroup = guests.shims_cgroup().clone();
     replace_json(&dir.plan_path(), &plan, Outlives::Machine).map_err(fail())?;
     // What the former shim wrote would pass for the new one's.
-    match std::fs::remove_file(dir.state_path()) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(fail()(error)),
-        _ => Ok(()),
-    }
+    remove_file(&dir.state_path()).map_err(fail())
 }
 
 /// Waits until no process of the machine has this image open. The tool that asked for it and the
@@ -562,7 +564,7 @@ impl GuestDriver for GvisorDriver {
     }
 
     fn status<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<GuestState, LookError>> {
-        Box::pin(self.status_of(name))
+        Box::pin(self.shared.status(name))
     }
 
     fn adopt(&self) -> BoxFuture<'_, Result<Found, Fault>> {

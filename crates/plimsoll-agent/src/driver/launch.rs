@@ -70,7 +70,7 @@ pub(crate) async fn start_shim(
         Err(_) => return Err(Fault::timeout("the guest's start", limit)),
     }
     match serde_json::from_str(&line) {
-        Ok(StartLine::Started { started_at_unix_millis, .. }) => {
+        Ok(StartLine::Started { started_at_unix_millis }) => {
             Ok(Started { started_at_unix_millis, notes: Vec::new() })
         }
         Ok(StartLine::Failed { detail }) => {

@@ -19,6 +19,9 @@ pub(crate) struct Look {
     pub checkpoint: Option<Manifest>,
     pub shim_lives: bool,
     pub guest: GuestState,
+    /// Whether it is in a state that nobody will bring to an end, or has ended without a record:
+    /// its shim was killed. See `settle`.
+    pub unsettled: bool,
 }
 
 impl Look {
@@ -54,6 +57,7 @@ fn look_now(dir: &GuestDir, driver: Driver) -> io::Result<Option<Look>> {
             exit,
             started_at_unix_millis: None,
         },
+        unsettled: false,
     };
     look.guest.started_at_unix_millis =
         look.state.as_ref().map(|state| state.started_at_unix_millis);
@@ -67,6 +71,7 @@ fn look_now(dir: &GuestDir, driver: Driver) -> io::Result<Option<Look>> {
     if status == GuestStatus::Exited {
         look.guest.exit = Some(lost(&look));
     }
+    look.unsettled = !shim_lives && !matches!(status, GuestStatus::Running | GuestStatus::Paused);
     Ok(Some(look))
 }
 
@@ -87,7 +92,7 @@ fn without(look: &Look, dir: &GuestDir, driver: Driver) -> (GuestStatus, Option<
         return (GuestStatus::Paused, Some(PauseKind::Checkpoint));
     }
     // Cut short: to be settled.
-    if has_used_image(dir) {
+    if is_half_restored(look, dir) {
         return (GuestStatus::Resuming, None);
     }
     if is_staged(look, dir) {
@@ -145,7 +150,8 @@ pub(crate) fn is_staged(look: &Look, dir: &GuestDir) -> bool {
     look.state.is_some() && dir.path().join(image::STAGED).exists()
 }
 
-/// Whether a restore was begun whose guest is not on record as running.
-pub(crate) fn has_used_image(dir: &GuestDir) -> bool {
-    image::manifest(&dir.path().join(image::CONSUMED)).is_some()
+/// Whether a restore was begun whose guest never was on record as running.
+pub(crate) fn is_half_restored(look: &Look, dir: &GuestDir) -> bool {
+    look.state.as_ref().is_none_or(|state| state.phase == Phase::Starting)
+        && image::manifest(&dir.path().join(image::CONSUMED)).is_some()
 }

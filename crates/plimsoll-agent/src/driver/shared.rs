@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use plimsoll_types::{Driver, GuestSpec, GuestStatus, bounds};
 use rustix::process::Signal;
 
+use super::adopt::settle;
 use super::folder::{GuestDir, GuestName, Guests};
-use super::launch::{EXEC_MARGIN, call, start_shim, take_lock};
+use super::launch::{EXEC_MARGIN, START_LIMIT, call, start_shim, take_lock};
 use super::look::{Look, look, wait_for_shim};
 use super::{
     ChangeError, EXEC_TIMEOUT_MAX, EndError, ExecError, ExecOutput, ExecRequest, Fault, GuestState,
@@ -26,6 +27,9 @@ pub(crate) const STOP_GRACE: Duration = Duration::from_secs(10);
 pub(crate) const END_GRACE: Duration = Duration::from_secs(2);
 /// How long killed processes may take to die, and a shim to write down that they did.
 const DYING: Duration = Duration::from_secs(15);
+
+/// Between two looks at a guest that was asked to end, or that starts.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How a guest is asked to end before it is made to.
 pub(crate) enum Polite<'a> {
@@ -64,7 +68,16 @@ impl Shared {
         &self,
         name: &GuestName,
     ) -> Result<Option<Started>, StartError> {
-        let Some(look) = self.look(name).await? else { return Ok(None) };
+        // An earlier agent's start may still be under way.
+        let deadline = Instant::now() + START_LIMIT;
+        let look = loop {
+            let Some(look) = self.look(name).await? else { return Ok(None) };
+            let under_way = look.shim_lives && look.guest.status == GuestStatus::Starting;
+            if !under_way || Instant::now() >= deadline {
+                break look;
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        };
         let status = look.guest.status;
         match look.guest.started_at_unix_millis {
             Some(started_at_unix_millis) if status == GuestStatus::Running => {
@@ -109,11 +122,17 @@ impl Shared {
         started
     }
 
+    /// Where a guest stands; one whose shim was killed is settled first.
     pub(crate) async fn status(&self, name: &GuestName) -> Result<GuestState, LookError> {
-        match self.look(name).await? {
-            Some(look) => Ok(look.guest),
-            None => Err(LookError::NotFound(*name)),
+        let gone = || LookError::NotFound(*name);
+        let look = self.look(name).await?.ok_or_else(gone)?;
+        if !look.unsettled {
+            return Ok(look.guest);
         }
+        let _turn = self.guests.turn(&name.to_string()).await;
+        let (dir, kind) = (self.guests.dir(name), self.kind);
+        blocking(move || settle(&dir, kind)).await?;
+        Ok(self.look(name).await?.ok_or_else(gone)?.guest)
     }
 
     /// What a change needs to know of its guest.
@@ -296,7 +315,7 @@ async fn ask_to_end(
         if over || Instant::now() >= deadline {
             return Ok(look_before);
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

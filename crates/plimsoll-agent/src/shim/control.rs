@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::files::remove_file;
 use super::plan::{Answer, CALL_BYTES_MAX, Call};
 use crate::driver::EXECS_MAX;
 
@@ -25,10 +26,7 @@ pub(super) fn serve(
 ) -> io::Result<()> {
     let path = folder.join(SOCKET);
     // A former shim of this guest left its own.
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_file(&path)?;
     // The folder is the working one, so the path is short enough for a socket, wherever it is.
     let listener = UnixListener::bind(SOCKET)?;
     let answer = Arc::new(answer);

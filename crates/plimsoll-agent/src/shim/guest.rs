@@ -116,38 +116,39 @@ fn start(folder: &Path) -> Result<(Arc<Shim>, Child, JoinHandle<()>), String> {
 
     let (reader, writer) = io::pipe().map_err(fail("make a pipe"))?;
     let log = keep_log(shim.dir.path(), reader).map_err(fail("start the log"))?;
+    // The agent calls only when the guest runs; but from then on a call must find its ear.
+    let own = Arc::clone(&shim);
+    control::serve(shim.dir.path(), move |call, caller| own.answer(call, caller))
+        .map_err(fail("listen for calls"))?;
     let started = if shim.plan.sandbox.is_some() {
         sandbox::start(&shim, writer)
     } else {
         shim.start_process(writer)
     };
+    let started_at_unix_millis = unix_millis();
+    let started = started.and_then(|main| {
+        let id = ProcessId::of(main.pid);
+        let written = shim.update(|state| {
+            state.phase = Phase::Running;
+            state.main = id;
+            state.started_at_unix_millis = started_at_unix_millis;
+        });
+        written.map_err(fail("write the state")).map(|()| main)
+    });
     let main = match started {
         Ok(main) => main,
         Err(detail) => {
-            let _ = shim.kill_rest();
+            // What it was restored from counts again, once nothing of it runs any more.
+            if shim.kill_rest().is_ok() {
+                let _ = image::put_back(shim.dir.path());
+            }
             return Err(detail);
         }
     };
-    let started_at_unix_millis = unix_millis();
-    let id = ProcessId::of(main.pid);
-    let written = shim.update(|state| {
-        state.phase = Phase::Running;
-        state.main = id;
-        state.started_at_unix_millis = started_at_unix_millis;
-    });
-    let own = Arc::clone(&shim);
-    // The running guest is on record, so what it was restored from has served.
-    let written = written.and_then(|()| image::discard_used(shim.dir.path()));
-    let listening = written.and_then(|()| {
-        control::serve(shim.dir.path(), move |call, caller| own.answer(call, caller))
-    });
-    if let Err(error) = listening {
-        let _ = shim.kill_rest();
-        return Err(format!("listen for calls: {error}"));
-    }
-    // A guest may be over before it could be named; its exit record tells the rest.
-    let main_id = id.unwrap_or(ProcessId { pid: main.pid, start_ticks: 0 });
-    tell(&StartLine::Started { started_at_unix_millis, main: main_id });
+    // The running guest is on record, so what it was restored from has served. What cannot be
+    // removed is known as used up by that record.
+    let _ = image::discard_used(shim.dir.path());
+    tell(&StartLine::Started { started_at_unix_millis });
     Ok((shim, main, log))
 }
 

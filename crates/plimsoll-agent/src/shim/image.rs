@@ -74,15 +74,20 @@ pub(crate) fn manifest(checkpoint: &Path) -> Option<Manifest> {
 /// and a checkpoint that claims to be its state.
 pub(crate) fn take(guest: &Path) -> io::Result<PathBuf> {
     let used = guest.join(CONSUMED);
+    // One that could not be removed after an earlier restore has served long ago.
+    remove_folder(&used)?;
     std::fs::rename(guest.join(CHECKPOINT), &used)?;
     sync_folder(guest)?;
     Ok(used)
 }
 
-/// Puts a checkpoint back whose restore failed.
+/// Puts a checkpoint back whose restore failed; none is well, too.
 pub(crate) fn put_back(guest: &Path) -> io::Result<()> {
-    std::fs::rename(guest.join(CONSUMED), guest.join(CHECKPOINT))?;
-    sync_folder(guest)
+    match std::fs::rename(guest.join(CONSUMED), guest.join(CHECKPOINT)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => sync_folder(guest),
+    }
 }
 
 /// Removes what a restore that worked has used up.

@@ -30,15 +30,19 @@ const BESIDE: &str = r#"
 exec </dev/null
 f=/run/plimsoll/exec-$1 keep=$2; shift 2
 mkfifo $f.1 $f.2 || { echo 'plimsoll: no exec' >&2; exit 125; }
-{ (ulimit -f $keep; cat >$f.out); cat; : >$f.3; } <$f.1 >/dev/null 2>&1 &
-{ (ulimit -f $keep; cat >$f.err); cat; : >$f.4; } <$f.2 >/dev/null 2>&1 &
+(ulimit -f $keep; cat >$f.out || cat; : >$f.3) <$f.1 >/dev/null 2>&1 &
+(ulimit -f $keep; cat >$f.err || cat; : >$f.4) <$f.2 >/dev/null 2>&1 &
 "$@" >$f.1 2>$f.2 & c=$!
 trap 'kill -9 $c' TERM
 trap 'rm -f $f.*; exit 0' USR1
 wait $c; code=$?
 wait $c 2>/dev/null
-n=0; until [ -e $f.3 ] && [ -e $f.4 ] || [ $n -ge 10 ]; do sleep 0.02 || sleep 1; n=$((n+1)); done
-cat $f.out; cat $f.err >&2
+n=0
+until [ -e $f.3 ] && [ -e $f.4 ]; do
+  [ $((n+=1)) -gt 100 ] && { [ $n -gt 110 ] && break; sleep 0.02 || sleep 1; }
+done
+[ -s $f.out ] && cat $f.out
+[ -s $f.err ] && cat $f.err >&2
 rm -f $f.*
 exit $code
 "#;
@@ -47,10 +51,11 @@ exit $code
 const ULIMIT_BLOCK_BYTES: usize = 512;
 /// Exit code and words of the shell above where the sandbox lacks what it needs.
 const NO_SHELL_EXEC: (i32, &str) = (125, "plimsoll: no exec");
-/// Exit code of `runsc exec` when it could not run the command, and what it says of one that does
-/// not exist.
+/// Exit code of `runsc exec` when it could not run the command, how its reason begins, and what
+/// it says of a program that does not exist: by name, by path.
 const RUNSC_FAILED: i32 = 128;
-const NO_EXECUTABLE: &str = "error finding executable";
+const RUNSC_REASON: &str = "executing processes for container: ";
+const NO_PROGRAM: [&str; 2] = ["error finding executable", "failed to load"];
 /// How long the shell beside a command is asked to go before it is killed.
 const ASK: Duration = Duration::from_secs(3);
 /// Between two such requests: a shell takes one only when its own child has ended.
@@ -79,7 +84,7 @@ pub(super) fn exec(
     let beside = ["/bin/sh", "-c", BESIDE, "exec", &name, &keep];
     let words: Vec<&str> = beside.into_iter().chain(command.iter().map(String::as_str)).collect();
     let output = call(shim, plan, number, &words, pipes, true, gather)?;
-    let no_shell = output.exit_code == RUNSC_FAILED && output.stderr.contains(NO_EXECUTABLE)
+    let no_shell = has_no_program(&output)
         || output.exit_code == NO_SHELL_EXEC.0 && output.stderr.contains(NO_SHELL_EXEC.1);
     if !no_shell {
         return Ok(output);
@@ -89,10 +94,16 @@ pub(super) fn exec(
     std::fs::write(mark(shim), "").map_err(fail)?;
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
     let output = call(shim, plan, number, &words, again, false, gather)?;
-    if output.exit_code == RUNSC_FAILED && output.stderr.contains(NO_EXECUTABLE) {
+    if has_no_program(&output) {
         return Ok(not_run(format!("{}: not found", words[0])));
     }
     Ok(output)
+}
+
+fn has_no_program(output: &ExecOutput) -> bool {
+    output.exit_code == RUNSC_FAILED
+        && output.stderr.starts_with(RUNSC_REASON)
+        && NO_PROGRAM.iter().any(|words| output.stderr.contains(words))
 }
 
 fn mark(shim: &Shim) -> PathBuf {
@@ -117,6 +128,8 @@ fn call(
     gather: Gather<'_>,
 ) -> Result<ExecOutput, String> {
     let pid_file = pid_file(shim, number);
+    // A former shim's would name some other process.
+    super::files::remove_file(&pid_file).map_err(|error| format!("exec: {error}"))?;
     let pid_flag = format!("--internal-pid-file={}", pid_file.display());
     let all: Vec<&str> =
         ["exec", &pid_flag, &plan.container].into_iter().chain(words.iter().copied()).collect();

@@ -112,7 +112,7 @@ pub struct ExitRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StartLine {
-    Started { started_at_unix_millis: i64, main: ProcessId },
+    Started { started_at_unix_millis: i64 },
     Failed { detail: String },
 }
 

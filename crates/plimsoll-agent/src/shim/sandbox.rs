@@ -29,7 +29,7 @@ pub(super) fn sandbox(shim: &Shim) -> Result<&SandboxPlan, String> {
 }
 
 /// Boots or restores the sandbox; comes back with its process. A checkpoint of its own is taken
-/// out of the way, and put back when the restore fails.
+/// out of the way: to be put back when that fails, and discarded when the guest is on record.
 pub(super) fn start(shim: &Shim, output: PipeWriter) -> Result<Child, String> {
     let plan = sandbox(shim)?;
     let folder = shim.dir.path();
@@ -47,18 +47,11 @@ pub(super) fn start(shim: &Shim, output: PipeWriter) -> Result<Child, String> {
             Some(image::take(folder).map_err(fail)?)
         }
     };
-    let main = boot(shim, plan, image, output).and_then(|main| {
-        if let Some(become_what) = &plan.wake {
-            wake(shim, plan, become_what)?;
-        }
-        Ok(main)
-    });
-    if main.is_err() && plan.restore == Some(RestoreFrom::Own) {
-        // First nothing of it may run any more.
-        shim.kill_rest()?;
-        image::put_back(folder).map_err(fail)?;
+    let main = boot(shim, plan, image, output)?;
+    if let Some(become_what) = &plan.wake {
+        wake(shim, plan, become_what)?;
     }
-    main
+    Ok(main)
 }
 
 fn boot(

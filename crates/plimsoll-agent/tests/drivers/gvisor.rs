@@ -303,6 +303,34 @@ async fn a_bad_root_file_system_is_named() {
     host.assert_gone(&GuestName::of(&missing)).await;
 }
 
+#[tokio::test]
+async fn a_root_file_system_without_a_shell_can_do_less_and_says_so() {
+    let host = Host::new();
+    let guests = host.guests();
+    let Some(driver) = driver(&guests).await else { return };
+    let rootfs = host.data().join("bare");
+    std::fs::create_dir_all(rootfs.join("bin")).unwrap();
+    std::fs::copy("/bin/busybox", rootfs.join("bin/busybox")).unwrap();
+    let mut spec = spec(Driver::Gvisor, 190, &["/bin/busybox", "sleep", "1000"]);
+    spec.rootfs = Some(rootfs.to_str().unwrap().to_owned());
+    spec.baked = true;
+    let name = GuestName::of(&spec);
+    let started = driver.start(&spec).await.unwrap();
+    assert!(started.notes.iter().any(|note| note.contains("booted plainly")), "{started:?}");
+    // Until a command has run in it, it can be written out.
+    driver.pause(&name, PauseKind::Checkpoint).await.unwrap();
+    driver.resume(&name).await.unwrap();
+    let command = ["/bin/busybox", "echo", "hi"].map(str::to_owned).to_vec();
+    let output = driver.exec(&name, ExecRequest { command, timeout: LONG }).await.unwrap();
+    assert_eq!((output.exit_code, output.stdout.as_str()), (0, "hi\n"), "{output:?}");
+    let refused = driver.pause(&name, PauseKind::Checkpoint).await.unwrap_err();
+    assert!(refused.to_string().contains("only be frozen"), "{refused}");
+    assert_eq!(driver.status(&name).await.unwrap().status, GuestStatus::Running);
+    driver.pause(&name, PauseKind::Keep).await.unwrap();
+    driver.end(&name).await.unwrap();
+    host.assert_gone(&name).await;
+}
+
 /// An agent that is killed while it writes a guest out: this test binary, called again.
 #[tokio::test]
 #[ignore = "a process for other tests"]

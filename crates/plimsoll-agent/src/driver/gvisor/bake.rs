@@ -46,7 +46,8 @@ fn baked_folder(guests: &Guests) -> PathBuf {
 pub(super) fn key(setup: &Setup, rootfs: &Path) -> Result<String, Fault> {
     let folder = std::fs::metadata(rootfs).map_err(Fault::io(rootfs.display().to_string()))?;
     let mut digest = Sha256::new();
-    let identity = format!("{} {} {}", folder.dev(), folder.ino(), folder.mtime_nsec());
+    let identity =
+        format!("{} {} {}.{}", folder.dev(), folder.ino(), folder.mtime(), folder.mtime_nsec());
     let flags = setup.flags.join(" ");
     let path = rootfs.display().to_string();
     for part in [&setup.version, &flags, &path, &identity, INIT] {
@@ -56,19 +57,19 @@ pub(super) fn key(setup: &Setup, rootfs: &Path) -> Result<String, Fault> {
     Ok(digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The image of this root file system; bakes it when there is none yet.
+/// The image of this root file system, whose key is given; bakes it when there is none yet.
 pub(super) async fn image_of(
     guests: &Guests,
     setup: &Setup,
     rootfs: &Path,
+    key: &str,
 ) -> Result<PathBuf, Fault> {
-    let key = key(setup, rootfs)?;
     let _turn = guests.turn(&format!("baked {key}")).await;
-    let ready = baked_folder(guests).join(&key);
+    let ready = baked_folder(guests).join(key);
     if image::manifest(&ready).is_some() {
         return Ok(ready);
     }
-    let (dir, _) = boot(guests, setup, rootfs, &key, None).await?;
+    let (dir, _) = boot(guests, setup, rootfs, key, None).await?;
     let baked = write_out(&dir).await;
     if baked.is_ok() {
         let source = dir.path().join(image::CHECKPOINT);

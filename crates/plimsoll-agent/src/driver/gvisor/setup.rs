@@ -8,7 +8,7 @@ use super::{GvisorConfig, bake, rootfs, tool};
 use crate::driver::folder::Guests;
 use crate::driver::launch::call;
 use crate::driver::shared::blocking;
-use crate::driver::{Abilities, Fault, Unavailable};
+use crate::driver::{Abilities, Fault, Unavailable, describe};
 use crate::shim::plan::{Answer, Call};
 use crate::shim::runsc::{TALK, find_program};
 
@@ -53,7 +53,7 @@ pub(super) async fn try_out(guests: &Guests, config: &GvisorConfig) -> Result<Se
     });
     let (version, known_flags, rootfs) = match asked.await {
         Ok(asked) => asked,
-        Err(fault) => return no(said(&fault)),
+        Err(fault) => return no(describe(&fault)),
     };
     // Guests share no writable file: what one writes stays in its own memory.
     let overlay =
@@ -78,16 +78,18 @@ pub(super) async fn try_out(guests: &Guests, config: &GvisorConfig) -> Result<Se
             },
         };
         match run_trial(guests, &setup, None).await {
-            Err(fault) => failures.push(said(&fault)),
+            Err(fault) => failures.push(describe(&fault)),
             Ok(()) => {
-                let written = match bake::image_of(guests, &setup, &setup.rootfs).await {
-                    Ok(image) => run_trial(guests, &setup, Some(image)).await,
-                    Err(fault) => Err(fault),
+                let written = async {
+                    let key = bake::key(&setup, &setup.rootfs)?;
+                    let image = bake::image_of(guests, &setup, &setup.rootfs, &key).await?;
+                    run_trial(guests, &setup, Some(image)).await
                 };
+                let written = written.await;
                 match written {
                     Ok(()) => setup.abilities.checkpoint = true,
                     Err(fault) => {
-                        setup.abilities.notes.push(format!("no checkpoints: {}", said(&fault)));
+                        setup.abilities.notes.push(format!("no checkpoints: {}", describe(&fault)));
                     }
                 }
                 return Ok(setup);
@@ -95,14 +97,6 @@ pub(super) async fn try_out(guests: &Guests, config: &GvisorConfig) -> Result<Se
         }
     }
     no(format!("no sandbox would start: {}", failures.join("; ")))
-}
-
-/// A fault with what lies behind it.
-fn said(fault: &Fault) -> String {
-    match std::error::Error::source(fault) {
-        Some(source) => format!("{fault}: {source}"),
-        None => fault.to_string(),
-    }
 }
 
 /// Boots or restores a sandbox, runs one command in it, and ends it.
