@@ -207,3 +207,75 @@ fn log(event: &HostEvent) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use plimsoll_host::{HostConfig, Sample};
+    use plimsoll_types::{
+        BasisPoints, Counted, Driver, Fence, HostId, HostOp, Mib, MilliCpu, PoolName, SandboxId,
+    };
+
+    use super::*;
+    use crate::calls::Drivers;
+    use crate::config::CallTimeouts;
+
+    fn host() -> Host {
+        let name = HostId::new("host-1").unwrap();
+        let pool = PoolName::new("local").unwrap();
+        let mut config = HostConfig::new(name, pool, "boot-1".into(), "machine-1".into());
+        config.drivers = [Driver::Process].into_iter().collect();
+        Host::new(config)
+    }
+
+    fn sample() -> Sample {
+        Sample {
+            memory_total: Ok(Mib(8192)),
+            memory_used: Ok(Mib(0)),
+            memory_available: Ok(Mib(8192)),
+            cpu_total: Ok(MilliCpu(1000)),
+            cpu_used: Ok(MilliCpu(0)),
+            pressure_some: Ok(BasisPoints(0)),
+            pressure_full: Ok(BasisPoints(0)),
+            counted: Counted::new(),
+            guests: vec![],
+            reservations: vec![],
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_written_down_is_not_begun() {
+        let metrics = Arc::new(Metrics::new());
+        let (ended, end) = oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let drivers = Arc::new(Drivers::new());
+        let core = Core::start(
+            |core| Parts {
+                host: host(),
+                journal: Journal::on_full_disk(),
+                calls: Calls::new(
+                    core,
+                    drivers,
+                    CallTimeouts::default(),
+                    Arc::clone(&metrics),
+                    runtime,
+                ),
+                heartbeat: Arc::default(),
+                metrics: Arc::clone(&metrics),
+            },
+            ended,
+        )
+        .unwrap();
+        core.input(HostInput::Adopted { found: vec![], foreign: vec![] }).await;
+        core.input(HostInput::Sample(Box::new(sample()))).await;
+        let fence = Fence { epoch: 1, number: 1 };
+        let op = HostOp::End { id: SandboxId(1), attempt: 1 };
+        let command = HostCommand { fence, deadline_uptime_millis: None, op };
+        let outcome = core.command(Box::new(command)).unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(60), end).await.unwrap();
+        assert!(matches!(ended, Ok(Err(JournalError::Io { .. }))), "{ended:?}");
+        assert!(outcome.await.is_err(), "no answer that a crash could take back");
+        assert!(core.ask(|_, _| ()).await.is_err());
+    }
+}

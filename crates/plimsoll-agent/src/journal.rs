@@ -126,6 +126,19 @@ impl Journal {
         Ok(Self { folder: folder.to_owned(), file, bytes, bytes_at_rewrite: bytes, buffer })
     }
 
+    /// A journal on a disk that is full.
+    #[cfg(test)]
+    pub(crate) fn on_full_disk() -> Self {
+        let file = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        Self {
+            folder: PathBuf::new(),
+            file: file.expect("Linux has one"),
+            bytes: 0,
+            bytes_at_rewrite: 0,
+            buffer: Vec::new(),
+        }
+    }
+
     /// Whether it has grown enough to be worth beginning anew.
     pub(crate) fn wants_rewrite(&self) -> bool {
         self.bytes >= REWRITE_BYTES && self.bytes / GROWTH >= self.bytes_at_rewrite

@@ -70,6 +70,12 @@ impl Beat {
         self.failed_at = Some(now.uptime);
     }
 
+    /// Whether a change would bring the next heartbeat forward to now.
+    fn may_hurry(&self, config: &HostConfig, now: HostTime) -> bool {
+        let idle = !self.in_flight && !self.asked && self.failed_at.is_none();
+        idle && self.sent.is_none_or(|sent| now.since(sent.at) >= config.heartbeat_gap)
+    }
+
     /// The uptime at which the next heartbeat is due; `None` while one is under way.
     pub(crate) fn next(&self, config: &HostConfig) -> Option<Millis> {
         if self.in_flight || self.asked {
@@ -108,7 +114,7 @@ impl Host {
         if self.incarnation.is_none() {
             return;
         }
-        if !self.beat.wanted {
+        if !self.beat.wanted && self.beat.may_hurry(&self.config, now) {
             let account = self.account(now).ok().filter(|_| !self.gate.is_shut());
             let moved = match (account, self.beat.sent.and_then(|sent| sent.admittable)) {
                 (None, None) => false,

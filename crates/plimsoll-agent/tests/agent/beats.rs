@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use plimsoll_types::{Driver, GuestStatus, HostOutcome, Regime, SandboxId};
 
 use crate::rig::{Agent, Cell, Machine, config, simulated, spec, start};
@@ -36,21 +34,17 @@ async fn the_secret_outlives_the_agent() {
 async fn a_cell_that_is_away_is_waited_for_and_the_next_replica_is_asked() {
     let data = tempfile::tempdir().unwrap();
     let mut cell = Cell::start().await;
-    cell.set_broken(Some(503));
+    cell.set_broken(503);
     let mut config = config(&cell, data.path());
     // Nobody listens there.
     config.cells.insert(0, "http://127.0.0.1:1".to_owned());
     let drivers = vec![simulated(&config)];
     let agent = Agent::start(config, drivers, &Machine::idle()).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    cell.set_broken(None);
+    cell.turn_away(503).await;
     cell.heartbeat("a heartbeat after all", |heartbeat| heartbeat.complete).await;
 
-    cell.set_broken(Some(500));
-    let before = cell.heartbeats().len();
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    cell.set_broken(None);
-    let sequence = cell.heartbeats()[before - 1].sequence;
+    cell.turn_away(500).await;
+    let sequence = cell.heartbeats().pop().unwrap().sequence;
     cell.heartbeat("one after the fault", |heartbeat| heartbeat.sequence > sequence).await;
     assert_eq!(cell.registrations().len(), 1, "a failed heartbeat is no new start");
     agent.stop().await.unwrap();

@@ -3,6 +3,7 @@
 
 mod beats;
 mod commands;
+mod crashes;
 mod http;
 mod pressure;
 mod processes;

@@ -10,18 +10,23 @@ use tokio::process::{Child, Command};
 
 use crate::rig::{AGENT_PROGRAM, Cell, PATIENCE, end, spec, start};
 
-struct Program {
+/// An agent as a program of its own, so that it can be killed.
+pub struct Program {
     child: Child,
 }
 
 impl Program {
     async fn start(cell: &mut Cell, data: &Path) -> Self {
+        Self::start_with(cell, data, "process").await
+    }
+
+    pub async fn start_with(cell: &mut Cell, data: &Path, driver: &str) -> Self {
         let before = cell.registrations().len();
         let mut child = Command::new(AGENT_PROGRAM)
             .args([
                 format!("cell={}", cell.url),
                 format!("data={}", data.display()),
-                "driver=process".to_owned(),
+                format!("driver={driver}"),
                 "control-groups=false".to_owned(),
             ])
             .stdin(Stdio::null())
@@ -40,7 +45,7 @@ impl Program {
         Self { child }
     }
 
-    async fn kill(mut self) {
+    pub async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 }

@@ -33,6 +33,8 @@ struct Heard {
     answer: HeartbeatAnswer,
     /// Answer this status instead.
     broken: Option<u16>,
+    /// How many were answered so.
+    turned_away: usize,
 }
 
 /// A cell.
@@ -55,7 +57,10 @@ impl Desk {
         let response = {
             let mut heard = self.heard.lock().unwrap();
             match heard.broken {
-                Some(status) => StatusCode::from_u16(status).unwrap().into_response(),
+                Some(status) => {
+                    heard.turned_away += 1;
+                    StatusCode::from_u16(status).unwrap().into_response()
+                }
                 None => write(&mut heard),
             }
         };
@@ -113,8 +118,21 @@ impl Cell {
         change(&mut self.heard.lock().unwrap().answer);
     }
 
-    pub fn set_broken(&self, status: Option<u16>) {
-        self.heard.lock().unwrap().broken = status;
+    /// Answers everything with this status until it has turned somebody away, and then as before.
+    pub async fn turn_away(&mut self, status: u16) {
+        let before = {
+            let mut heard = self.heard.lock().unwrap();
+            heard.broken = Some(status);
+            heard.turned_away
+        };
+        self.until("somebody to turn away", |heard| (heard.turned_away > before).then_some(()))
+            .await;
+        self.heard.lock().unwrap().broken = None;
+    }
+
+    /// As if the cell were away until [`Self::turn_away`] ends.
+    pub fn set_broken(&self, status: u16) {
+        self.heard.lock().unwrap().broken = Some(status);
     }
 
     pub fn registrations(&self) -> Vec<RegisterHost> {

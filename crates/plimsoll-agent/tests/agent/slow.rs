@@ -11,7 +11,7 @@ use plimsoll_agent::driver::{
 };
 use plimsoll_types::{Driver, GuestSpec, GuestStatus, HostOp, HostOutcome, PauseKind, SandboxId};
 
-use crate::rig::{Agent, Cell, Machine, config, end, spec, start};
+use crate::rig::{Agent, Cell, Machine, PATIENCE, config, end, spec, start};
 
 /// Starts and ends at once; pauses never finish, and starts neither while `hang` is set.
 #[derive(Default)]
@@ -153,9 +153,9 @@ async fn an_end_overtakes_a_pause_that_hangs() {
     let pause = HostOp::Pause { id: SandboxId(1), attempt: 1, kind: PauseKind::Keep };
     let (paused, ended) =
         tokio::join!(cell.send_as(plimsoll_types::Fence { epoch: 1, number: 2 }, pause), async {
-            while cell.guest(1).await.unwrap().status != GuestStatus::Pausing {
-                tokio::task::yield_now().await;
-            }
+            let pausing =
+                async { while cell.guest(1).await.unwrap().status != GuestStatus::Pausing {} };
+            tokio::time::timeout(PATIENCE, pausing).await.expect("the pause begins");
             cell.send_as(plimsoll_types::Fence { epoch: 1, number: 3 }, end(1)).await
         });
     assert!(matches!(paused, HostOutcome::Failed { .. }), "{paused:?}");
