@@ -358,6 +358,7 @@ pub trait GuestDriver: Send + Sync {
     fn status<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<GuestState, LookError>>;
 
     /// Finds this driver's guests after the agent's start, finishes or undoes what was cut short,
-    /// and clears away what belongs to no guest. Only before anything is started.
+    /// and, the first time, clears away what belongs to no guest. That first time must come before
+    /// anything is started.
     fn adopt(&self) -> BoxFuture<'_, Result<Found, Fault>>;
 }

@@ -25,7 +25,10 @@ pub(crate) async fn adopt(shared: &Shared) -> Result<Found, Fault> {
 }
 
 fn find(guests: &Guests, kind: Driver) -> Result<Found, Fault> {
-    guests.clear_remains().map_err(Fault::io("clear what earlier removals left"))?;
+    let clear = guests.may_clear();
+    if clear {
+        guests.clear_remains().map_err(Fault::io("clear what earlier removals left"))?;
+    }
     let (names, others) = guests.list().map_err(Fault::io("list the guests"))?;
     let mut found = Found::default();
     for other in others {
@@ -55,7 +58,9 @@ fn find(guests: &Guests, kind: Driver) -> Result<Found, Fault> {
             Err(fault) => found.broken.push((name.to_string(), describe(&fault))),
         }
     }
-    clear_groups(guests, &names)?;
+    if clear {
+        clear_groups(guests, &names)?;
+    }
     Ok(found)
 }
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -225,6 +226,7 @@ pub struct Guests {
     locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
     cpu_seen: Mutex<BTreeMap<GuestName, u64>>,
     scanned: Mutex<Option<(Instant, ProcessTable)>>,
+    cleared: AtomicBool,
 }
 
 impl fmt::Debug for Guests {
@@ -263,6 +265,7 @@ impl Guests {
             locks: Mutex::default(),
             cpu_seen: Mutex::default(),
             scanned: Mutex::default(),
+            cleared: AtomicBool::new(false),
         }))
     }
 
@@ -303,6 +306,12 @@ impl Guests {
     /// When the folders cannot be listed.
     pub fn attempts(&self, id: SandboxId) -> io::Result<Vec<GuestName>> {
         Ok(self.list()?.0.into_iter().filter(|name| name.id == id).collect())
+    }
+
+    /// Whether remains may be cleared: true once, since later a folder or control group without a
+    /// guest may be one in the making.
+    pub(crate) fn may_clear(&self) -> bool {
+        !self.cleared.swap(true, Ordering::SeqCst)
     }
 
     /// Removes what was left by the making or removal of a folder that was cut short. Only for
