@@ -13,6 +13,7 @@ use crate::http::Reject;
 use crate::ids::Ids;
 use crate::replays::Replays;
 use crate::shell::Shell;
+use crate::webhooks::Hooks;
 
 /// The state behind the handlers.
 pub(crate) struct App {
@@ -28,6 +29,8 @@ pub(crate) struct App {
     pub(crate) replays: Replays,
     /// Room for large bodies, in units of 16 KiB.
     pub(crate) bodies: Arc<Semaphore>,
+    /// The sending of events.
+    pub(crate) hooks: Hooks,
 }
 
 impl App {

@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use plimsoll_client::AgentClient;
 use plimsoll_store::{MemoryStore, SqliteSettings, SqliteStore, Store, StoreError};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 
 use crate::api;
 use crate::app::App;
@@ -23,6 +24,7 @@ use crate::http::{ServeError, Server};
 use crate::ids::Ids;
 use crate::replays::Replays;
 use crate::shell::Shell;
+use crate::webhooks::{self, Hooks};
 
 /// Why a cell does not start.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +57,9 @@ pub enum StartError {
     /// The client of agents could not be set up.
     #[error(transparent)]
     Agents(#[from] plimsoll_client::Error),
+    /// The client of webhook receivers could not be set up.
+    #[error("the client of webhook receivers cannot be set up")]
+    Webhooks(#[source] reqwest::Error),
     /// A thread could not be started.
     #[error("the engine's thread could not be started")]
     Thread(#[source] io::Error),
@@ -72,6 +77,7 @@ pub struct Cell {
     standing: watch::Receiver<Standing>,
     stop: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
+    webhooks: AbortHandle,
 }
 
 impl fmt::Debug for Cell {
@@ -162,10 +168,12 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
         changes: tokio::sync::Mutex::new(()),
         replays: Replays::default(),
         bodies: Arc::new(Semaphore::new(units)),
+        hooks: Hooks::new(config.webhooks_private, config.webhook_time.clone())
+            .map_err(StartError::Webhooks)?,
         config: config.clone(),
     });
     let (tls, limits) = (config.tls.as_ref(), &config.limits);
-    let router = api::router(app);
+    let router = api::router(Arc::clone(&app));
     let server = Server::start(config.listen, tls, config.insecure, limits, router).await?;
     let address = server.address();
     let folder = &config.data;
@@ -174,7 +182,8 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let engine = thread::Builder::new().name("plimsoll-engine".to_owned());
     let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
     let engine = Some(engine);
-    Ok(Cell { server: Some(server), address, core, standing: stands, stop, engine })
+    let webhooks = tokio::spawn(webhooks::run(app)).abort_handle();
+    Ok(Cell { server: Some(server), address, core, standing: stands, stop, engine, webhooks })
 }
 
 fn agent_client(ca: Option<&Path>) -> Result<AgentClient, StartError> {
@@ -230,6 +239,7 @@ impl Cell {
     }
 
     fn stop_engine(&self) {
+        self.webhooks.abort();
         self.stop.store(true, Ordering::Release);
         self.core.wake();
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use plimsoll_engine::EngineConfig;
 use plimsoll_store::{LoadLimits, Retention};
 
+use crate::webhooks::Time;
+
 /// Settings of one cell. [`CellConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct CellConfig {
@@ -29,8 +31,10 @@ pub struct CellConfig {
     pub metrics_open: bool,
     /// Refuse heartbeats under a key that serves any host name: each host needs a key of its own.
     pub require_enrolment: bool,
-    /// Take webhook endpoints on private, loopback and link-local addresses.
+    /// Take webhook endpoints on private, loopback and link-local addresses, and without TLS.
     pub webhooks_private: bool,
+    /// The time that webhooks' retries go by.
+    pub(crate) webhook_time: Time,
     /// Bounds of the HTTP side.
     pub limits: HttpLimits,
     /// Settings of the engine.
@@ -57,6 +61,7 @@ impl CellConfig {
             metrics_open: true,
             require_enrolment: false,
             webhooks_private: false,
+            webhook_time: Time::default(),
             limits: HttpLimits::default(),
             engine: EngineConfig::default(),
             retention: Retention::default(),

@@ -6,6 +6,7 @@
 //! - Handlers (`api`) parse, ask and answer. They hold no state and decide nothing.
 //! - `core` carries calls to the engine in three lanes, makes what came of them durable in batches,
 //!   and only then lets answers and effects out. A commit that fails ends the term.
+//! - `webhooks` delivers events.
 //! - `hosts` carries out what the engine wants of hosts, and brings back what came of it.
 
 mod api;
@@ -26,6 +27,7 @@ mod shell;
 #[cfg(test)]
 mod tests;
 mod waiters;
+mod webhooks;
 
 pub use cell::{Cell, StartError, start};
 pub use config::{CellConfig, HttpLimits, StoreUrl, StoreUrlError, TlsFiles};

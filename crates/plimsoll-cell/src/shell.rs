@@ -1,11 +1,9 @@
 //! What the engine's threads and the API's tasks share.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use plimsoll_engine::rows::EventRow;
 use plimsoll_engine::{Change, Effect};
 use plimsoll_store::Reader;
-use plimsoll_types::EndpointId;
 use tokio::sync::watch;
 
 use crate::auth::Keys;
@@ -13,28 +11,6 @@ use crate::core::Standing;
 use crate::hosts::Calls;
 use crate::metrics::Metrics;
 use crate::waiters::Waiters;
-
-/// Most test events that wait to be delivered: people press a button.
-const TESTS_MAX: usize = 256;
-
-/// Test events for single endpoints, on their way to the task that delivers. They are in no log:
-/// nobody but the one endpoint hears of them.
-#[derive(Debug, Default)]
-pub(crate) struct Tests {
-    waiting: Mutex<Vec<(EndpointId, EventRow)>>,
-}
-
-impl Tests {
-    /// Leaves an event for the delivering task; `false` when too many wait.
-    pub(crate) fn push(&self, endpoint: EndpointId, event: EventRow) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.len() >= TESTS_MAX {
-            return false;
-        }
-        waiting.push((endpoint, event));
-        true
-    }
-}
 
 /// The state around the engine.
 pub(crate) struct Shell {
@@ -48,10 +24,10 @@ pub(crate) struct Shell {
     pub(crate) calls: Calls,
     /// Where the cell stands.
     pub(crate) standing: watch::Sender<Standing>,
-    /// Moves when events or endpoints have changed.
+    /// Moves when there are new events.
     pub(crate) events: watch::Sender<()>,
-    /// Test events that wait to be delivered.
-    pub(crate) tests: Tests,
+    /// Moves when webhook endpoints have changed.
+    pub(crate) endpoints: watch::Sender<()>,
     reader: RwLock<Option<Arc<dyn Reader>>>,
 }
 
@@ -65,7 +41,7 @@ impl Shell {
             calls,
             standing: watch::Sender::new(Standing::Loading),
             events: watch::Sender::new(()),
-            tests: Tests::default(),
+            endpoints: watch::Sender::new(()),
             reader: RwLock::new(None),
         }
     }
@@ -89,6 +65,9 @@ impl Shell {
                 }
                 Effect::KeysChanged => self.keys.apply(changes),
                 Effect::Events => {
+                    if changes.iter().any(is_endpoint) {
+                        self.endpoints.send_replace(());
+                    }
                     self.events.send_replace(());
                 }
                 Effect::HostCommand { .. }
@@ -97,4 +76,8 @@ impl Shell {
             }
         }
     }
+}
+
+fn is_endpoint(change: &Change) -> bool {
+    matches!(change, Change::Endpoint(_) | Change::EndpointGone(_))
 }

@@ -1,16 +1,14 @@
 //! Webhook endpoints.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, Uri};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use axum::http::StatusCode;
 use plimsoll_api as api;
-use plimsoll_api::{FieldError, Secret};
+use plimsoll_api::Secret;
 use plimsoll_engine::rows::{EndpointRow, EventRow, Role, SigningSecret};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
+use plimsoll_store::{DeliveryOutcome, Progress};
 use plimsoll_types::{EndpointId, EventId, RefusalCode};
 
 use super::admin::once;
@@ -19,12 +17,12 @@ use crate::app::App;
 use crate::clock::wall;
 use crate::http::{Answered, Query, Reject, Tenant, json, no_content, page, read};
 use crate::map;
+use crate::webhooks::{
+    ENDPOINTS_MAX, ENDPOINTS_PER_OWNER_MAX, SECRET_OVERLAP, Verdict, check_names, check_url,
+    delivery, new_secret,
+};
 
 const WHAT: &str = "webhook endpoint";
-/// What a signing secret starts with, as the Standard Webhooks convention has it.
-const SECRET_PREFIX: &str = "whsec_";
-/// Bytes of a signing secret: as many as the digest that it keys.
-const SECRET_BYTES: usize = 32;
 
 /// Whose endpoints a caller means: a tenant's, or for an operator who names no tenant, those that
 /// hear of everything.
@@ -38,9 +36,44 @@ async fn own(app: &App, tenant: &Tenant) -> Result<Vec<EndpointRow>, Reject> {
     // An operator who names no tenant sees every endpoint.
     let command = Command::Read(Read::Endpoints(owner(tenant)));
     match app.call(tenant.caller.clone(), command).await? {
-        Reply::Endpoints(rows) => Ok(rows),
+        Reply::Endpoints(mut rows) => {
+            // The engine does not follow deliveries; the store does.
+            let progress = app.read(|reader| reader.progress()).await?;
+            for step in progress {
+                if let Some(row) = rows.iter_mut().find(|row| row.id == step.endpoint) {
+                    row.cursor = row.cursor.max(step.cursor);
+                    row.failing_since = step.failing_since;
+                }
+            }
+            Ok(rows)
+        }
         _ => Err(Reject::unexpected()),
     }
+}
+
+/// Refuses one endpoint more than there may be.
+async fn check_room(app: &App, tenant: &Tenant) -> Result<(), Reject> {
+    let command = Command::Read(Read::Endpoints(None));
+    let Reply::Endpoints(rows) = app.call(tenant.caller.clone(), command).await? else {
+        return Err(Reject::unexpected());
+    };
+    let owner = owner(tenant);
+    let own = rows.iter().filter(|row| row.tenant == owner).count();
+    let (count, max, whose) = if own >= ENDPOINTS_PER_OWNER_MAX {
+        (own, ENDPOINTS_PER_OWNER_MAX, "of one owner")
+    } else {
+        (rows.len(), ENDPOINTS_MAX, "of this cell")
+    };
+    if count < max {
+        return Ok(());
+    }
+    let detail = format!("there are {count} webhook endpoints {whose} and may be {max}");
+    Err(Reject::new(RefusalCode::Conflict, detail))
+}
+
+fn fresh_secret() -> Result<SigningSecret, Reject> {
+    let secret = new_secret().map_err(|_| Reject::unexpected())?;
+    Ok(SigningSecret { secret, valid_until: None })
 }
 
 async fn find(app: &App, tenant: &Tenant, id: &str) -> Result<EndpointRow, Reject> {
@@ -56,64 +89,11 @@ async fn put(app: &App, tenant: &Tenant, admin: Admin) -> Result<(), Reject> {
     app.call(caller, Command::Admin(Box::new(admin))).await.map(drop)
 }
 
-/// Checks where an endpoint lies. An address that is given as a name is looked at again each time
-/// something is delivered, when it is known what the name stands for.
-fn check_url(app: &App, url: &str) -> Result<(), Reject> {
-    let refuse = |given: &str, bound: &str| {
-        Err(FieldError::new("url", format_args!("{given:?}"), bound).into())
-    };
-    let Ok(parsed) = url.parse::<Uri>() else {
-        return refuse(url, "an http or https URL");
-    };
-    let Some(authority) = parsed.authority() else {
-        return refuse(url, "an http or https URL");
-    };
-    if authority.as_str().contains('@') {
-        return refuse("a URL with credentials", "a URL without credentials");
-    }
-    if app.config.webhooks_private {
-        return Ok(());
-    }
-    let host = authority.host();
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let local = host == "localhost" || host.ends_with(".localhost");
-    if local || bare.parse().is_ok_and(is_private) {
-        return refuse(host, "an address that is public, unless the operator allows others");
-    }
-    Ok(())
-}
-
-/// Whether an address is no place to send webhooks to: this machine, its network, or nobody.
-pub(crate) fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            v4.is_loopback()
-                || v4.is_private()
-                || v4.is_link_local()
-                || v4.is_unspecified()
-                || v4.is_multicast()
-                || v4.is_broadcast()
-                // "This network", shared address space (RFC 6598), benchmarks, and reserved.
-                || a == 0
-                || (a == 100 && (64..128).contains(&b))
-                || (a == 198 && (18..20).contains(&b))
-                || a >= 240
-        }
-        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
-            Some(v4) => is_private(IpAddr::V4(v4)),
-            None => {
-                let first = v6.segments()[0];
-                v6.is_loopback()
-                    || v6.is_unspecified()
-                    || v6.is_multicast()
-                    // Unique local, link-local, site-local.
-                    || (first & 0xfe00) == 0xfc00
-                    || (first & 0xffc0) == 0xfe80
-                    || (first & 0xffc0) == 0xfec0
-            }
-        },
-    }
+/// Checks where an endpoint lies. What a name stands for is looked at again at each delivery.
+async fn check(app: &App, url: &str) -> Result<(), Reject> {
+    let private = app.config.webhooks_private;
+    let parsed = check_url(url, private)?;
+    Ok(check_names(&parsed, private).await?)
 }
 
 fn words(events: &[api::EventType]) -> Vec<String> {
@@ -127,11 +107,10 @@ pub(super) async fn create(
 ) -> Answered {
     let key = super::idempotency_key(request.headers())?;
     let body: api::CreateEndpoint = read(&app, request).await?;
-    check_url(&app, &body.url)?;
+    check(&app, &body.url).await?;
     once(&app, tenant.key, "webhooks", key, &body.clone(), async {
-        let mut secret = [0_u8; SECRET_BYTES];
-        getrandom::fill(&mut secret).map_err(|_| Reject::unexpected())?;
-        let secret = format!("{SECRET_PREFIX}{}", STANDARD.encode(secret));
+        check_room(&app, &tenant).await?;
+        let secret = fresh_secret()?;
         // Nothing that happened before is delivered.
         let cursor = app.read(|reader| reader.last_event()).await?.unwrap_or(EventId(0));
         let row = EndpointRow {
@@ -140,14 +119,14 @@ pub(super) async fn create(
             url: body.url,
             events: words(&body.events),
             description: body.description,
-            secrets: vec![SigningSecret { secret: secret.clone(), valid_until: None }],
+            secrets: vec![secret.clone()],
             disabled: None,
             created_at: wall(),
             cursor,
             failing_since: None,
         };
         put(&app, &tenant, Admin::PutEndpoint(row.clone())).await?;
-        Ok(api::NewEndpoint { secret: Secret::new(secret), info: map::endpoint(row) })
+        Ok(api::NewEndpoint { secret: Secret::new(secret.secret), info: map::endpoint(row) })
     })
     .await
 }
@@ -179,7 +158,7 @@ pub(super) async fn patch(
 ) -> Answered {
     let body: api::EndpointPatch = read(&app, request).await?;
     if let Some(url) = &body.url {
-        check_url(&app, url)?;
+        check(&app, url).await?;
     }
     let _one_at_a_time = app.changes.lock().await;
     let mut row = find(&app, &tenant, &id).await?;
@@ -189,12 +168,34 @@ pub(super) async fn patch(
         row.events = words(&events);
     }
     match body.enabled {
-        Some(true) => (row.disabled, row.failing_since) = (None, None),
-        Some(false) => row.disabled = Some("switched off by its owner".to_owned()),
-        None => {}
+        Some(true) if row.disabled.is_some() => {
+            row.disabled = None;
+            // Nothing is delivered while it is off, so nothing can come between.
+            let (endpoint, cursor) = (row.id, row.cursor);
+            let step = Progress { endpoint, cursor, failing_since: None };
+            app.core.record(Vec::new(), vec![step]).await?;
+            row.failing_since = None;
+        }
+        Some(false) if row.disabled.is_none() => {
+            row.disabled = Some("switched off by its owner".to_owned());
+        }
+        _ => {}
+    }
+    let mut secret = None;
+    if body.rotate_secret {
+        let fresh = fresh_secret()?;
+        let until = app.hooks.time().now() + SECRET_OVERLAP;
+        // Two at most: of two rotations within a day the first secret ends with the second.
+        row.secrets.truncate(1);
+        for old in &mut row.secrets {
+            old.valid_until = Some(until);
+        }
+        secret = Some(Secret::new(fresh.secret.clone()));
+        row.secrets.insert(0, fresh);
     }
     put(&app, &tenant, Admin::PutEndpoint(row.clone())).await?;
-    Ok(json(StatusCode::OK, &map::endpoint(row)))
+    let answer = api::PatchedEndpoint { secret, info: map::endpoint(row) };
+    Ok(json(StatusCode::OK, &answer))
 }
 
 pub(super) async fn delete(
@@ -202,12 +203,14 @@ pub(super) async fn delete(
     tenant: Tenant,
     Path(id): Path<String>,
 ) -> Answered {
+    let _one_at_a_time = app.changes.lock().await;
     let row = find(&app, &tenant, &id).await?;
     put(&app, &tenant, Admin::DropEndpoint(row.id)).await?;
     Ok(no_content())
 }
 
-/// Has a test event sent to the endpoint.
+/// Sends a test event to the endpoint, once, and answers what came of it. The event stands in no
+/// log: nobody but the one endpoint hears of it.
 pub(super) async fn test(
     State(app): State<Arc<App>>,
     tenant: Tenant,
@@ -218,15 +221,21 @@ pub(super) async fn test(
         id: app.ids.event(),
         at: wall(),
         kind: api::EventType::EndpointTest.as_str().to_owned(),
-        tenant: row.tenant,
+        tenant: row.tenant.clone(),
         data: serde_json::json!({ "endpoint": row.id }),
     };
-    if !app.shell.tests.push(row.id, event.clone()) {
-        let detail = "too many test events wait to be delivered";
+    let Some(attempt) = app.hooks.try_out(&row, &event).await else {
+        let detail = "too many test events are being delivered";
         return Err(Reject::new(RefusalCode::Overloaded, detail));
-    }
-    app.shell.events.send_replace(());
-    Ok(json(StatusCode::ACCEPTED, &map::event(event)))
+    };
+    let outcome = match attempt.verdict {
+        Verdict::Taken => DeliveryOutcome::Delivered,
+        Verdict::Gone | Verdict::Failed { .. } => DeliveryOutcome::GivenUp,
+    };
+    app.shell.metrics.webhook_attempted(outcome);
+    let log = delivery(&row, &event, 1, &attempt, outcome, None);
+    app.core.record(vec![log.clone()], Vec::new()).await?;
+    Ok(json(StatusCode::OK, &map::delivery(log)))
 }
 
 pub(super) async fn deliveries(
@@ -242,42 +251,4 @@ pub(super) async fn deliveries(
     let found = app.read(move |reader| reader.deliveries(row.id, before, limit)).await?;
     let next = found.next.map(|next| next.to_string());
     Ok(page(found.items.into_iter().map(map::delivery).collect(), next))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_that_lead_inside_are_known() {
-        for inside in [
-            "127.0.0.1",
-            "127.9.9.9",
-            "10.1.2.3",
-            "172.16.0.1",
-            "192.168.1.1",
-            "169.254.169.254",
-            "0.0.0.0",
-            "0.1.2.3",
-            "100.64.0.1",
-            "198.18.0.1",
-            "224.0.0.1",
-            "255.255.255.255",
-            "240.0.0.1",
-            "::1",
-            "::",
-            "fe80::1",
-            "fc00::1",
-            "fd12::1",
-            "ff02::1",
-            "::ffff:127.0.0.1",
-            "::ffff:10.0.0.1",
-        ] {
-            assert!(is_private(inside.parse().unwrap()), "{inside}");
-        }
-        for outside in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8"]
-        {
-            assert!(!is_private(outside.parse().unwrap()), "{outside}");
-        }
-    }
 }

@@ -14,8 +14,9 @@ mod writer;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_engine::rows::Role;
-use plimsoll_engine::{Caller, Command, Input, Reply, Token};
+use plimsoll_engine::{Caller, Command, Input, Read, Reply, Token};
 use plimsoll_store::{DeliveryRow, Progress};
+use plimsoll_types::EventId;
 use tokio::sync::oneshot;
 
 use handoff::{Handoff, Record};
@@ -91,7 +92,6 @@ impl Core {
     ///
     /// # Errors
     /// When too many records wait, or the store failed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the delivering task is not here yet"))]
     pub(crate) async fn record(
         &self,
         deliveries: Vec<DeliveryRow>,
@@ -100,6 +100,23 @@ impl Core {
         let (done, durable) = oneshot::channel();
         self.handoff.put_record(Record { deliveries, progress, done })?;
         durable.await.map_err(|_| NoAnswer::StoreUnavailable)
+    }
+
+    /// Tells the engine what became of a notice, and waits until what came of that is durable.
+    ///
+    /// # Errors
+    /// When the lane is full, or the store failed.
+    pub(crate) async fn notice(
+        &self,
+        caller: Caller,
+        event: EventId,
+        delivered: bool,
+    ) -> Result<(), NoAnswer> {
+        let input = Input::Delivered { event, delivered };
+        self.lanes.push(&Lane::Operators, Job { input, reply: None, skip_unawaited: false })?;
+        // Nothing answers that input. A question behind it in the same lane is answered once
+        // everything before it is durable.
+        self.call(caller, Command::Read(Read::Counts)).await.map(drop)
     }
 
     fn token(&self) -> Token {

@@ -89,8 +89,18 @@ impl Writer {
     }
 
     fn record(&mut self, records: &mut Vec<Record>) -> Result<(), StoreError> {
-        for Record { deliveries, progress, done } in records.drain(..) {
-            self.store.record(&self.lease, &deliveries, &progress)?;
+        if records.is_empty() {
+            return Ok(());
+        }
+        // Together, in order: one transaction for all endpoints that wait.
+        let (mut deliveries, mut progress, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for record in records.drain(..) {
+            deliveries.extend(record.deliveries);
+            progress.extend(record.progress);
+            waiting.push(record.done);
+        }
+        self.store.record(&self.lease, &deliveries, &progress)?;
+        for done in waiting {
             let _ = done.send(());
         }
         Ok(())

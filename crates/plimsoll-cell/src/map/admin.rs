@@ -350,7 +350,8 @@ pub(crate) fn delivery(row: DeliveryRow) -> api::Delivery {
         last_error: row.detail,
         last_attempt_at: Some(row.at.into()),
         next_attempt_at: row.next_attempt_at.map(Into::into),
-        created_at: row.at.into(),
+        // An event's id begins with its time in milliseconds.
+        created_at: Timestamp(i64::try_from(row.event.0 >> 80).unwrap_or(i64::MAX)).into(),
     }
 }
 

@@ -192,6 +192,11 @@ impl Metrics {
         self.decision_seconds.observe(took.as_secs_f64());
     }
 
+    /// One attempt to deliver an event came out.
+    pub(crate) fn webhook_attempted(&self, outcome: plimsoll_store::DeliveryOutcome) {
+        self.webhook_deliveries.get_or_create(&one("outcome", outcome.as_str())).inc();
+    }
+
     /// One batch of so many writes took so long.
     pub(crate) fn committed(&self, writes: usize, took: Duration) {
         self.batch_size.observe(writes as f64);

@@ -8,6 +8,7 @@ mod first_answers;
 mod roles;
 mod routes;
 mod sandboxes;
+mod webhooks;
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,0 +1,170 @@
+//! Webhooks: every event reaches every endpoint that wants it, at least once and in order.
+//!
+//! Events are written in the transaction of what caused them, and each endpoint has a cursor: up to
+//! there every event was delivered or given up on. Nothing else has to survive a crash. `feed`
+//! watches the log and runs a `worker` for each endpoint that has something to hear; a worker sends
+//! one event after the other, so that order is kept and a receiver that is down holds up nobody
+//! but itself.
+//!
+//! Cursors are written by the store's own `record`, in the writer's thread and under its lease, and
+//! not through the engine: the engine decides nothing by them, and a settings row that carried a
+//! cursor of its own could throw a delivery back. A cursor only grows, so that a stale one that is
+//! written late changes nothing. What must outlive it (that a notice of the quota ladder got
+//! through) is durable before the cursor moves.
+
+mod address;
+mod feed;
+mod schedule;
+mod send;
+mod sign;
+mod time;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use plimsoll_engine::rows::{EndpointRow, EventRow};
+use plimsoll_store::{DeliveryOutcome, DeliveryRow};
+use plimsoll_types::{EndpointId, EventId, Timestamp};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+pub(crate) use address::{check_names, check_url};
+pub(crate) use feed::run;
+pub(crate) use send::{Attempt, Verdict};
+pub(crate) use sign::{SECRET_OVERLAP, new_secret};
+pub(crate) use time::Time;
+
+/// Most endpoints of one tenant, and of operators.
+pub(crate) const ENDPOINTS_PER_OWNER_MAX: usize = 50;
+/// Most endpoints of a cell: a task and some KiB each while they have something to hear.
+pub(crate) const ENDPOINTS_MAX: usize = 10_000;
+/// Requests under way to endpoints that take what they are sent.
+const SENDING_MAX: usize = 192;
+/// Requests under way to endpoints whose last attempt failed. Apart from the others, so that many
+/// receivers which let every request run into its timeout hold up none that works.
+const RETRYING_MAX: usize = 64;
+/// Test events under way: people press a button.
+const TESTS_MAX: usize = 16;
+/// Questions to the store at once: as many as it has connections for reading.
+const READS_MAX: usize = 4;
+
+/// How far an endpoint has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Every event up to this one was delivered, given up on, or is not wanted.
+    cursor: EventId,
+    /// The cursor that the store has.
+    durable: EventId,
+    /// Since when every attempt has failed.
+    failing_since: Option<Timestamp>,
+}
+
+/// What workers, the feed and the API's test deliveries share.
+#[derive(Debug)]
+pub(crate) struct Hooks {
+    sender: send::Sender,
+    sending: Semaphore,
+    retrying: Semaphore,
+    tests: Semaphore,
+    reads: Semaphore,
+    places: Mutex<HashMap<EndpointId, (Arc<EndpointRow>, Place)>>,
+}
+
+impl Hooks {
+    /// What deliveries need.
+    ///
+    /// # Errors
+    /// When the HTTP client cannot be set up.
+    pub(crate) fn new(private: bool, time: Time) -> Result<Self, reqwest::Error> {
+        Ok(Self {
+            sender: send::Sender::new(private, time)?,
+            sending: Semaphore::new(SENDING_MAX),
+            retrying: Semaphore::new(RETRYING_MAX),
+            tests: Semaphore::new(TESTS_MAX),
+            reads: Semaphore::new(READS_MAX),
+            places: Mutex::default(),
+        })
+    }
+
+    /// The time that deliveries go by.
+    pub(crate) fn time(&self) -> &Time {
+        &self.sender.time
+    }
+
+    /// Sends an event once, outside the order of the log; `None` when too many are under way.
+    pub(crate) async fn try_out(&self, row: &EndpointRow, event: &EventRow) -> Option<Attempt> {
+        let _room = self.tests.try_acquire().ok()?;
+        Some(self.sender.attempt(row, event).await)
+    }
+
+    /// Room for one request.
+    async fn room(&self, failing: bool) -> Option<SemaphorePermit<'_>> {
+        let pool = if failing { &self.retrying } else { &self.sending };
+        pool.acquire().await.ok()
+    }
+
+    fn places<T>(
+        &self,
+        work: impl FnOnce(&mut HashMap<EndpointId, (Arc<EndpointRow>, Place)>) -> T,
+    ) -> T {
+        work(&mut self.places.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn place(&self, id: EndpointId) -> Option<Place> {
+        self.places(|places| places.get(&id).map(|(_, place)| *place))
+    }
+
+    fn change_place(&self, id: EndpointId, change: impl FnOnce(&mut Place)) {
+        self.places(|places| {
+            if let Some((_, place)) = places.get_mut(&id) {
+                change(place);
+            }
+        });
+    }
+
+    /// Whether another endpoint of the same owner still has this event before it.
+    fn awaited_elsewhere(&self, own: &EndpointRow, event: &EventRow) -> bool {
+        self.places(|places| {
+            places.values().any(|(row, place)| {
+                row.id != own.id
+                    && row.tenant == own.tenant
+                    && place.cursor < event.id
+                    && wants(row, event)
+            })
+        })
+    }
+}
+
+/// Whether an endpoint is to hear of an event.
+fn wants(row: &EndpointRow, event: &EventRow) -> bool {
+    row.disabled.is_none()
+        && (row.tenant.is_none() || row.tenant == event.tenant)
+        && (row.events.is_empty() || row.events.contains(&event.kind))
+}
+
+/// The log's row of an attempt.
+pub(crate) fn delivery(
+    row: &EndpointRow,
+    event: &EventRow,
+    number: u32,
+    attempt: &Attempt,
+    outcome: DeliveryOutcome,
+    next_attempt_at: Option<Timestamp>,
+) -> DeliveryRow {
+    DeliveryRow {
+        endpoint: row.id,
+        event: event.id,
+        kind: event.kind.clone(),
+        attempt: number,
+        at: attempt.at,
+        duration_millis: attempt.took.get(),
+        outcome,
+        status: attempt.status,
+        detail: match &attempt.verdict {
+            Verdict::Taken => None,
+            Verdict::Gone => Some("the receiver answered 410 Gone".to_owned()),
+            Verdict::Failed { detail, .. } => Some(detail.clone()),
+        },
+        next_attempt_at,
+    }
+}
