@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use crate::bench::Bench;
 use crate::client::{
     create, decisions, events, explain, fleet, policy, quota, reservations, sandboxes, shapes,
     tenants,
 };
+use crate::demo::Demo;
 use crate::failure::Failure;
+use crate::server::{agent, cell, up};
 
 /// The load line for sandbox fleets: says whether a sandbox may be created, and where.
 ///
@@ -51,12 +54,13 @@ pub(crate) enum LogFormat {
 }
 
 impl Log {
-    /// Starts to log.
+    /// Starts to log; servers log more by themselves than clients.
     ///
     /// # Errors
     /// When the filter is malformed.
-    pub(crate) fn start(&self, usual: &str) -> Result<(), Failure> {
-        let text = self.log.as_deref().unwrap_or(usual);
+    pub(crate) fn start(&self, action: &Action) -> Result<(), Failure> {
+        let serves = matches!(action, Action::Up(_) | Action::Cell(_) | Action::Agent(_));
+        let text = self.log.as_deref().unwrap_or(if serves { "info" } else { "warn" });
         let filter = EnvFilter::try_new(text)
             .map_err(|error| Failure::usage(format!("--log {text:?}: {error}")))?;
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -91,6 +95,16 @@ macro_rules! actions {
 }
 
 actions! {
+    /// Run a cell and an agent on this machine
+    Up(Box<up::Up>),
+    /// Run a cell: the API, the engine and the store
+    Cell(cell::CellCommand),
+    /// Run a host's agent: its gate, drivers and heartbeats
+    Agent(Box<agent::AgentCommand>),
+    /// Show the load line at work on this machine, with real guests, in under two minutes
+    Demo(Demo),
+    /// Measure a cell on this machine
+    Bench(Bench),
     /// Create a sandbox, waiting for room; prints its id
     Create(create::Create),
     /// List sandboxes

@@ -97,6 +97,16 @@ impl Connect {
         Ok(Client::new(config)?)
     }
 
+    /// The first address of the cell and the key, for what needs no client.
+    ///
+    /// # Errors
+    /// As [`Self::client`].
+    pub(crate) fn found(&self, who: As) -> Result<(String, Secret), Failure> {
+        show::want_json(self.json);
+        let url = self.urls()?.into_iter().next().unwrap_or_default();
+        Ok((url, self.key(who)?))
+    }
+
     fn urls(&self) -> Result<Vec<String>, Failure> {
         if !self.url.is_empty() {
             return Ok(self.url.clone());
@@ -168,7 +178,7 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String, Failure> {
 }
 
 /// The URL of an address that a cell wrote down: one listening everywhere is reached by loopback.
-fn url_of(address: &str) -> String {
+pub(crate) fn url_of(address: &str) -> String {
     let Ok(mut bound) = address.parse::<SocketAddr>() else {
         return if address.contains("://") {
             address.to_owned()

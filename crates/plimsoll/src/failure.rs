@@ -139,7 +139,6 @@ fn hint_for(error: &Error) -> Option<String> {
 
 fn hint_for_problem(problem: &Problem) -> Option<String> {
     let ProblemCode::Refusal(code) = &problem.code else { return None };
-    let known = || format!("there are: {}", problem.known.join(", "));
     let hint = match code {
         RefusalCode::NoCapacity | RefusalCode::WaitingTimeout => {
             "room comes back by itself: `--on-full queue` keeps a place, a longer --deadline waits"
@@ -163,7 +162,9 @@ fn hint_for_problem(problem: &Problem) -> Option<String> {
         }
         RefusalCode::TenantSuspended => "only an operator can lift this",
         RefusalCode::NeverFits => "ask for less: no host and no limit could ever take this",
-        RefusalCode::UnknownTemplate | RefusalCode::UnknownPool => return Some(known()),
+        RefusalCode::UnknownTemplate => "`plimsoll templates` lists those that exist",
+        RefusalCode::UnknownPool => "`plimsoll pools` lists those that exist",
+        RefusalCode::NotFound => "`plimsoll ls --all` shows those that have ended, too",
         RefusalCode::Unauthenticated => "give a key: --key-file FILE or PLIMSOLL_KEY",
         RefusalCode::Forbidden => "this needs a key of another role: --key-file FILE",
         RefusalCode::StoreUnavailable => {
@@ -212,17 +213,5 @@ mod tests {
         let text = failure.text();
         assert!(text.contains("90.0 s") && text.contains("no_capacity"), "{text}");
         assert!(text.contains("--on-full queue"), "{text}");
-    }
-
-    #[test]
-    fn an_unknown_name_is_answered_with_those_that_exist() {
-        let mut problem = Problem::new(RefusalCode::UnknownTemplate, "no such template");
-        problem.known = vec!["shell".into(), "process".into()];
-        let error = Error::Refused(Box::new(Refused {
-            status: 422,
-            problem: Some(problem),
-            retry_after: None,
-        }));
-        assert!(Failure::from(error).text().contains("shell, process"));
     }
 }

@@ -3,10 +3,13 @@
 //! Each command group has a file of its own. Client commands stand in `client`, and reach a cell
 //! over HTTP alone; nothing here decides anything about a sandbox.
 
+mod bench;
 mod cli;
 mod client;
 mod connect;
+mod demo;
 mod failure;
+mod server;
 mod settings;
 mod show;
 
@@ -15,6 +18,11 @@ use std::process::ExitCode;
 use failure::Failure;
 
 fn main() -> ExitCode {
+    // A guest's shim must start neither threads nor children before its time.
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == server::agent::SHIM) {
+        return plimsoll_agent::shim::shim_main(words);
+    }
     match run() {
         Ok(code) => code,
         Err(failure) => failure.report(),
@@ -25,7 +33,7 @@ fn run() -> Result<ExitCode, Failure> {
     let Some(cli) = settings::parse(std::env::args_os().collect())? else {
         return Ok(ExitCode::SUCCESS);
     };
-    cli.log.start("warn")?;
+    cli.log.start(&cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
