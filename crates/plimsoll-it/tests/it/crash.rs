@@ -1,7 +1,6 @@
 //! `kill -9` at the worst of times.
 
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -258,7 +257,10 @@ fn a_leader_that_wakes_up_too_late_starts_nothing() {
     old.signal(Signal::CONT);
     let refused = folder.run(&["create", "--template=s", "--deadline=2"]);
     assert_ne!(refused.code, 0, "{refused:?}");
-    std::thread::sleep(Duration::from_millis(1200));
+    let sequence = host(&next)["sequence"].as_u64().unwrap();
+    wait_for("two more reports", || {
+        host(&next)["sequence"].as_u64().is_some_and(|now| now >= sequence + 2)
+    });
     let seen = host(&next);
     assert_eq!(seen["guests"], 2, "{seen}");
     assert_eq!(seen["unexpected_guests"], serde_json::json!([]), "{seen}");
