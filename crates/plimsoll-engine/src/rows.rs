@@ -328,7 +328,7 @@ pub struct SandboxRow {
     pub queued_at: Timestamp,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When it last began to run.
+    /// When it last began to run; `None` before that, and from a stop to the next start.
     pub started_at: Option<Timestamp>,
     /// Its last activity.
     pub last_active_at: Timestamp,
@@ -350,6 +350,13 @@ pub struct SandboxRow {
     pub paused_by: Option<PausedBy>,
     /// How far its use has been written.
     pub meter: Meter,
+}
+
+impl SandboxRow {
+    /// Whether what is under way is a start from its disk, after a stop, not a resume.
+    pub(crate) fn began_stopped(&self) -> bool {
+        self.status == SandboxStatus::Resuming && self.started_at.is_none()
+    }
 }
 
 /// Where a reservation stands.

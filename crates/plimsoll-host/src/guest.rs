@@ -1,7 +1,7 @@
 //! One guest on its host.
 
 use plimsoll_policy::charge::{
-    DecayRule, GuestLoad, Shape, admission_charge, guest_charge, is_measured,
+    DecayRule, GuestLoad, Shape, admission_charge, guest_charge, is_measured, thawed_charge,
 };
 use plimsoll_types::{
     ClaimId, Fence, GuestReport, GuestSpec, GuestStatus, HostOutcome, Mib, Millis, PauseKind,
@@ -228,8 +228,7 @@ impl Guest {
     pub(crate) fn charge_thawed(&self, regime: Regime) -> Mib {
         let shape = self.shape();
         let held = self.resident.unwrap_or(Mib::ZERO).saturating_add(shape.overhead);
-        let reserve = admission_charge(regime, &self.spec.reserve, &shape);
-        if shape.stateful || regime == Regime::Committed { reserve } else { reserve.max(held) }
+        thawed_charge(regime, &self.spec.reserve, &shape, held)
     }
 
     /// The memory of this guest that is part of what the machine reports as used, as far as known.

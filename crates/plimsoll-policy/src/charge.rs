@@ -69,6 +69,16 @@ pub fn admission_charge(regime: Regime, rule: &ReserveRule, shape: &Shape) -> Mi
     }
 }
 
+/// What a guest that was frozen in memory is charged once it runs again: its reserve begins anew,
+/// and the memory that it already has stays with it.
+///
+/// `held` is what it holds now, overhead included.
+#[must_use]
+pub fn thawed_charge(regime: Regime, rule: &ReserveRule, shape: &Shape, held: Mib) -> Mib {
+    let reserve = admission_charge(regime, rule, shape);
+    if shape.stateful || regime == Regime::Committed { reserve } else { reserve.max(held) }
+}
+
 /// What a host must still admit for a guest to be placed on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Need {

@@ -71,7 +71,7 @@ impl Engine {
         let refusal = match (&refused, &found) {
             (Some(refusal), _) => Some(refusal.clone()),
             (None, Ok(_)) => None,
-            (None, Err(miss)) => Some(self.capacity_refusal(now, asked.pool, ask, miss)),
+            (None, Err(miss)) => Some(self.capacity_refusal(now, &pools, ask, miss)),
         };
         let (policy_version, policy_mode) = self.pools[asked.pool].policy;
         let found = found.ok().filter(|_| refused.is_none());

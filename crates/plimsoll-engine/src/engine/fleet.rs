@@ -103,12 +103,19 @@ impl Engine {
                 self.enrol(now, row, pool_ix, out)
             }
         };
+        if self.hosts[ix].old_boots.iter().any(|old| old == boot_id) {
+            let detail = format!("{boot_id} is an earlier start of the agent of {name}");
+            return Self::refuse(token, Refusal::new(RefusalCode::Conflict, detail), out);
+        }
         self.move_host(ix, pool_ix);
         let host = &mut self.hosts[ix];
-        host.row.incarnation += 1;
+        // The same start that asks once more, or whose first question came late, has its place.
+        if host.row.boot_id.as_deref() != Some(boot_id) || host.row.incarnation == 0 {
+            host.row.incarnation += 1;
+            host.replace_boot(boot_id);
+        }
         host.row.address = address.or(host.row.address.take());
         host.row.secret = secret.or(host.row.secret.take());
-        host.row.boot_id = Some(boot_id.to_owned());
         let incarnation = host.row.incarnation;
         out.changes.push(Change::Host(host.row.clone()));
         out.replies.push((token, Reply::Registered { incarnation, epoch: self.epoch }));

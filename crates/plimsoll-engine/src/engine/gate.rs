@@ -336,16 +336,17 @@ impl Engine {
         Ok(format!("policy {version} is {mode}"))
     }
 
-    /// The refusal for want of room, with the counts that led to it and an estimate of when to
+    /// The refusal for want of room in these pools, the request's own first, with the counts that led to it and an estimate of when to
     /// come back.
     pub(super) fn capacity_refusal(
         &self,
         now: Timestamp,
-        pool: Ix,
+        pools: &[Ix],
         ask: &Ask<'_>,
         miss: &Miss,
     ) -> Refusal {
         let counts = &miss.counts;
+        let pool = pools.first().copied().unwrap_or_default();
         let name = &self.pools[pool].row.name;
         let detail = match (miss.code, miss.full) {
             (_, Some((full, held, limit))) => format!(
@@ -376,6 +377,7 @@ impl Engine {
         let mut refusal = Refusal::new(miss.code, detail);
         refusal.counts = Some(miss.counts);
         refusal.retry = RetryHint::After(self.estimate(now, pool));
+        refusal.unprobed = self.is_unprobed(now, pools, miss);
         refusal
     }
 

@@ -109,7 +109,7 @@ impl Engine {
                             pending += charge.charge;
                             starts += u32::from(charge.starting);
                         }
-                        if super::ledger::occupies(&sandbox.row) {
+                        if super::ledger::occupies(sandbox) {
                             vcpus += sandbox.row.vcpus.0;
                             if sandbox.row.stateful {
                                 stateful += sandbox.row.memory_mib.0 + sandbox.row.overhead_mib.0;

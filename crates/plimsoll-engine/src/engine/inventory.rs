@@ -32,7 +32,11 @@ impl Engine {
                         self.meter_guest(now, host, Claim::Sandbox(ix), guest, out);
                         self.follow(now, host, ix, guest, through, out);
                     }
-                    // It was placed elsewhere since, or the ledger has never known it.
+                    // It was placed elsewhere since: this is what an earlier try has left.
+                    Some(ix) if guest.attempt < self.sandboxes[ix].row.attempt => {
+                        self.end_stray(now, host, ix, guest, out);
+                    }
+                    // The ledger has never known it here.
                     _ => unexpected.push(named(guest)),
                 },
                 ClaimId::Reservation(id) => match self.reservation_ix.get(&id).copied() {
@@ -99,10 +103,17 @@ impl Engine {
             return;
         }
         self.measure(now, ix, guest, out);
-        self.follow_status(now, ix, guest, out);
+        self.follow_status(now, host, ix, guest, out);
     }
 
-    fn follow_status(&mut self, now: Timestamp, ix: Ix, guest: &GuestReport, out: &mut Output) {
+    fn follow_status(
+        &mut self,
+        now: Timestamp,
+        host: Ix,
+        ix: Ix,
+        guest: &GuestReport,
+        out: &mut Output,
+    ) {
         let status = self.sandboxes[ix].row.status;
         match (status, guest.status) {
             (SandboxStatus::Provisioning | SandboxStatus::Resuming, GuestStatus::Running)
@@ -114,7 +125,7 @@ impl Engine {
                 SandboxStatus::Provisioning
                 | SandboxStatus::Running
                 | SandboxStatus::Pausing
-                | SandboxStatus::Resuming,
+                | SandboxStatus::Paused,
                 GuestStatus::Exited,
             ) => self.exited(now, ix, guest.exit_code, guest.reason.as_deref(), out),
             (SandboxStatus::Terminating, GuestStatus::Exited) => self.gone(now, ix, None, out),
@@ -129,7 +140,28 @@ impl Engine {
                 self.paused_by_host(now, ix, released, &why, out);
             }
             (SandboxStatus::Paused, GuestStatus::Running) => self.woken(now, ix, out),
-            (SandboxStatus::Failed, GuestStatus::Running) => self.revived(now, ix, out),
+            (SandboxStatus::Failed, GuestStatus::Running) => {
+                self.revived(now, ix, SandboxStatus::Running, false, out);
+            }
+            (SandboxStatus::Failed, GuestStatus::Paused) => {
+                let released = self.left_host(ix, guest);
+                self.revived(now, ix, SandboxStatus::Paused, released, out);
+            }
+            // A start from its disk that has not come about yet looks the same.
+            (SandboxStatus::Resuming, GuestStatus::Exited)
+                if !self.sandboxes[ix].row.began_stopped() =>
+            {
+                self.exited(now, ix, guest.exit_code, guest.reason.as_deref(), out);
+            }
+            // Nothing of it runs; what is left of it goes.
+            (SandboxStatus::Failed, GuestStatus::Exited) => {
+                self.end_stray(now, host, ix, guest, out);
+            }
+            (SandboxStatus::Stopped, GuestStatus::Exited) => self.stopped(now, ix, out),
+            // Its stop has not arrived, or this engine's predecessor never sent it.
+            (SandboxStatus::Stopped, GuestStatus::Running | GuestStatus::Paused) => {
+                self.again(now, ix, host, out);
+            }
             _ => {}
         }
     }
@@ -234,7 +266,8 @@ impl Engine {
             SandboxStatus::Terminating if by_agent => return self.gone(now, ix, None, out),
             // Its start or its undoing is still being answered for.
             SandboxStatus::Provisioning => return,
-            SandboxStatus::Stopped => return,
+            // Without our agent a host does not list what has no process.
+            SandboxStatus::Stopped if !by_agent => return,
             _ => {}
         }
         match sandbox.missing_since {

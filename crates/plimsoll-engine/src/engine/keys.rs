@@ -131,23 +131,28 @@ impl Engine {
                 return;
             }
             self.ended.pop_front();
-            self.forget(claim);
+            self.forget(at, claim);
         }
     }
 
-    /// Drops an ended record from memory; its row stays in the store.
-    fn forget(&mut self, claim: Claim) {
+    /// Drops a record that ended at this time from memory; its row stays in the store.
+    fn forget(&mut self, at: Timestamp, claim: Claim) {
         match claim {
             Claim::Sandbox(ix) => {
-                // A record that came back to life (its host returned) is kept.
-                let over = self.sandboxes.get(ix).is_some_and(|s| s.row.status.is_terminal());
+                // A record that came back to life (its host returned) is kept, and so is one that
+                // has ended once more since, or has taken the number of one that was dropped.
+                let over = self.sandboxes.get(ix).is_some_and(|sandbox| {
+                    sandbox.row.status.is_terminal() && sandbox.row.ended_at == Some(at)
+                });
                 if over && let Some(sandbox) = self.sandboxes.remove(ix) {
                     self.sandbox_ix.remove(&sandbox.row.id);
                     self.unbind(sandbox.key, claim);
                 }
             }
             Claim::Reservation(ix) => {
-                let over = self.reservations.get(ix).is_some_and(|r| !r.row.state.holds());
+                let over = self.reservations.get(ix).is_some_and(|reservation| {
+                    !reservation.row.state.holds() && reservation.row.ended_at == Some(at)
+                });
                 if over && let Some(reservation) = self.reservations.remove(ix) {
                     self.reservation_ix.remove(&reservation.row.id);
                     self.unbind(Some(reservation.key), claim);

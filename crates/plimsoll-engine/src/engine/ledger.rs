@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plimsoll_policy::slots::holds_slot;
-use plimsoll_types::{HostId, Mib, SandboxStatus, Timestamp};
+use plimsoll_types::{HostId, SandboxStatus, Timestamp};
 
 use super::Engine;
 use super::state::{Claim, Ix, Pending, Sandbox, Use};
@@ -20,25 +20,25 @@ struct Share {
     occupies: bool,
 }
 
-fn share(row: &SandboxRow) -> Share {
+fn share(sandbox: &Sandbox) -> Share {
+    let row = &sandbox.row;
     let quota = row.status.counts_for_quota().then(|| Use::one(row.memory_mib, row.vcpus));
     let held = holds_slot(row.status, row.slot_released);
     let released = row.status == SandboxStatus::Paused && row.slot_released;
-    Share { quota, held, released, occupies: occupies(row) }
+    Share { quota, held, released, occupies: occupies(sandbox) }
 }
 
 /// Whether a sandbox takes memory and CPU of its host: from its admission until it has left it.
-pub(super) fn occupies(row: &SandboxRow) -> bool {
+pub(super) fn occupies(sandbox: &Sandbox) -> bool {
+    let row = &sandbox.row;
     match row.status {
         SandboxStatus::Provisioning
         | SandboxStatus::Running
         | SandboxStatus::Pausing
         | SandboxStatus::Resuming => true,
         SandboxStatus::Paused | SandboxStatus::Terminating => !row.slot_released,
-        SandboxStatus::Queued
-        | SandboxStatus::Stopped
-        | SandboxStatus::Terminated
-        | SandboxStatus::Failed => false,
+        SandboxStatus::Stopped => sandbox.stopping,
+        SandboxStatus::Queued | SandboxStatus::Terminated | SandboxStatus::Failed => false,
     }
 }
 
@@ -52,10 +52,21 @@ impl Engine {
         out: &mut Output,
         change: impl FnOnce(&mut SandboxRow),
     ) {
+        self.change_whole(now, ix, out, |sandbox| change(&mut sandbox.row));
+    }
+
+    /// The same where more than the row decides what is held.
+    pub(super) fn change_whole(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        out: &mut Output,
+        change: impl FnOnce(&mut Sandbox),
+    ) {
         let sandbox = &mut self.sandboxes[ix];
-        let before = share(&sandbox.row);
+        let before = share(sandbox);
         let status = sandbox.row.status;
-        change(&mut sandbox.row);
+        change(sandbox);
         let moved = sandbox.row.status != status;
         if moved {
             sandbox.row.status_since = now;
@@ -66,7 +77,7 @@ impl Engine {
         if sandbox.row.status == SandboxStatus::Running {
             sandbox.row.paused_by = None;
         }
-        let after = share(&sandbox.row);
+        let after = share(sandbox);
         self.settle(now, ix, before, after, out);
         self.remeter(now, ix, out);
         self.write(ix, out);
@@ -88,11 +99,12 @@ impl Engine {
 
     /// Counts a record that has just been put in.
     pub(super) fn count_in(&mut self, ix: Ix) {
-        let row = &self.sandboxes[ix].row;
-        let after = share(row);
+        let sandbox = &self.sandboxes[ix];
+        let created_at = sandbox.row.created_at;
+        let after = share(sandbox);
         let none = Share { quota: None, held: false, released: false, occupies: false };
         let mut unused = Output::default();
-        self.settle(row.created_at, ix, none, after, &mut unused);
+        self.settle(created_at, ix, none, after, &mut unused);
     }
 
     fn settle(&mut self, now: Timestamp, ix: Ix, before: Share, after: Share, out: &mut Output) {
@@ -225,18 +237,21 @@ impl Engine {
     }
 
     /// Charges a host for a sandbox that its reports cannot know of yet.
-    pub(super) fn set_pending(&mut self, ix: Ix, charge: Mib, number: Option<u64>, starting: bool) {
+    pub(super) fn set_pending(&mut self, ix: Ix, pending: Pending) {
         self.drop_pending(ix);
         let Some(host) = self.sandboxes[ix].host else { return };
-        self.sandboxes[ix].pending = Some(Pending { charge: charge.0, number, starting });
+        self.sandboxes[ix].pending = Some(pending);
+        self.sandboxes[ix].asked = Some(pending);
         let spec = Arc::clone(&self.sandboxes[ix].row.spec);
         let vcpus = self.sandboxes[ix].row.vcpus.0;
         let state = &mut self.hosts[host];
-        state.pending += charge.0;
-        state.pending_vcpus += vcpus;
-        state.pending_starts += u32::from(starting);
-        for (name, amount) in &spec.counted {
-            *state.pending_counted.entry(name.clone()).or_default() += amount;
+        state.pending += pending.charge;
+        state.pending_starts += u32::from(pending.starting);
+        if !pending.bare {
+            state.pending_vcpus += vcpus;
+            for (name, amount) in &spec.counted {
+                *state.pending_counted.entry(name.clone()).or_default() += amount;
+            }
         }
         self.relist(host);
     }
@@ -249,8 +264,11 @@ impl Engine {
         let vcpus = self.sandboxes[ix].row.vcpus.0;
         let state = &mut self.hosts[host];
         state.pending = state.pending.saturating_sub(pending.charge);
-        state.pending_vcpus = state.pending_vcpus.saturating_sub(vcpus);
         state.pending_starts = state.pending_starts.saturating_sub(u32::from(pending.starting));
+        if pending.bare {
+            return self.relist(host);
+        }
+        state.pending_vcpus = state.pending_vcpus.saturating_sub(vcpus);
         for (name, amount) in &spec.counted {
             if let Some(sum) = state.pending_counted.get_mut(name) {
                 *sum = sum.saturating_sub(*amount);

@@ -10,9 +10,6 @@ use crate::command::Token;
 use crate::output::{Output, Refusal, Reply};
 use crate::rows::{Change, ReservationState};
 
-/// Earlier boots that are remembered, so that a late report of one is dropped.
-const OLD_BOOTS: usize = 8;
-
 /// Committed reservations that one answer tells a host of. What is beyond stays charged by the
 /// cell until it is listed.
 const ANSWER_RESERVATIONS_MAX: usize = 10_000;
@@ -111,16 +108,7 @@ impl Engine {
             host.row.incarnation = incarnation;
             moved = true;
         }
-        if host.row.boot_id.as_deref() != Some(report.boot_id.as_str()) {
-            let old = host.row.boot_id.replace(report.boot_id.clone());
-            if let Some(old) = old {
-                host.old_boots.push(old);
-                if host.old_boots.len() > OLD_BOOTS {
-                    host.old_boots.remove(0);
-                }
-            }
-            moved = true;
-        }
+        moved |= host.replace_boot(&report.boot_id);
         if host.row.address.is_none() && report.address.is_some() {
             host.row.address.clone_from(&report.address);
             moved = true;

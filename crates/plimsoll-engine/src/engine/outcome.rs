@@ -10,7 +10,7 @@ use plimsoll_types::{
 use serde_json::json;
 
 use super::Engine;
-use super::state::Ix;
+use super::state::{Ix, Pending};
 use crate::output::Output;
 use crate::rows::Verb;
 
@@ -18,6 +18,10 @@ use crate::rows::Verb;
 const REPEAT_FIRST: Millis = Millis(500);
 /// Longest such wait: a host that answers again is told within half a minute.
 const REPEAT_MAX: Millis = Millis(30_000);
+
+/// The furthest that a host may be ahead of the numbers known here, as after a store that was put
+/// back from a copy. What claims more is not believed: there would be no number above it.
+const NUMBER_JUMP_MAX: u64 = 1 << 40;
 
 impl Engine {
     pub(super) fn outcome(
@@ -33,7 +37,9 @@ impl Engine {
             && highest.epoch <= self.epoch
         {
             let next = &mut self.hosts[host].next_number;
-            *next = (*next).max(highest.number);
+            if highest.number.saturating_sub(*next) <= NUMBER_JUMP_MAX {
+                *next = (*next).max(highest.number);
+            }
         }
         let Some(ix) = self.sandbox_ix.get(&command.op.guest()).copied() else { return };
         // A later command about this guest has taken this one's place, or the end of a stray
@@ -75,10 +81,15 @@ impl Engine {
                 self.distrust(now, host, out);
                 self.start_failed(now, ix, host, detail, out);
             }
-            HostOutcome::Fenced { highest } => {
-                if highest.epoch <= self.epoch {
-                    self.again(now, ix, host, out);
-                }
+            HostOutcome::Fenced { highest } if highest.epoch > self.epoch => {}
+            HostOutcome::Fenced { .. } if self.sandboxes[ix].repeats == 0 => {
+                self.again(now, ix, host, out);
+            }
+            HostOutcome::Fenced { .. } => {
+                // Under a number above every other and still fenced: this attempt is over there,
+                // ended by a command of this engine's predecessor.
+                let detail = "its host has ended this attempt";
+                self.undo_start(now, ix, host, detail, out);
             }
             HostOutcome::Unknown { detail } => {
                 self.distrust(now, host, out);
@@ -255,7 +266,7 @@ impl Engine {
                 (HostOp::End { id, attempt }, self.config.terminate_timeout)
             }
             SandboxStatus::Provisioning => {
-                let fence = self.send_start(now, ix, host, out);
+                let fence = self.send_start(now, ix, host, delay, out);
                 return self.renumber(now, ix, fence, out);
             }
             SandboxStatus::Resuming => (HostOp::Resume { id, attempt }, self.config.start_timeout),
@@ -275,8 +286,15 @@ impl Engine {
 
     /// A repeated command has a number of its own; a charge that waits to be seen waits for it.
     fn renumber(&mut self, now: Timestamp, ix: Ix, fence: plimsoll_types::Fence, out: &mut Output) {
+        let begins = matches!(
+            self.sandboxes[ix].row.status,
+            SandboxStatus::Provisioning | SandboxStatus::Resuming
+        ) && !self.sandboxes[ix].undoing;
         if let Some(pending) = &mut self.sandboxes[ix].pending {
             pending.number = pending.number.map(|_| fence.number);
+        } else if let Some(asked) = self.sandboxes[ix].asked.filter(|_| begins) {
+            // A report has accounted for the first command, by which nothing came about.
+            self.set_pending(ix, Pending { number: Some(fence.number), ..asked });
         }
         self.change(now, ix, out, |row| row.fence = fence);
     }
@@ -327,15 +345,16 @@ impl Engine {
         self.stirred.remove(&pool);
     }
 
-    /// Back to where the resume began.
+    /// Back to where the resume or the start began.
     fn resume_undone(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
-        let released = frees_slot(self.pause_kind(ix));
+        let stopped = self.sandboxes[ix].row.began_stopped();
+        let released = !stopped && frees_slot(self.pause_kind(ix));
         self.drop_pending(ix);
         self.change(now, ix, out, |row| {
-            row.status = SandboxStatus::Paused;
+            row.status = if stopped { SandboxStatus::Stopped } else { SandboxStatus::Paused };
             row.slot_released = released;
             row.reason = Some(Arc::from(why));
-            if released {
+            if released || stopped {
                 row.charge_mib = plimsoll_types::Mib::ZERO;
             }
         });
@@ -373,17 +392,17 @@ impl Engine {
         }
         match outcome {
             HostOutcome::Done => {
-                self.sandboxes[ix].repeats = 0;
-                self.sandbox_event(now, ix, "sandbox.stopped", serde_json::Value::Null, out);
-                if let Some(pool) = self.sandboxes[ix].pool {
-                    self.stir(pool);
-                }
+                self.stopped(now, ix, out);
             }
             HostOutcome::Refused { detail, .. } | HostOutcome::Failed { detail } => {
                 let why = format!("its stop failed: {detail}");
-                self.change(now, ix, out, |row| {
-                    row.status = SandboxStatus::Running;
-                    row.reason = Some(Arc::from(why));
+                self.leave_queue(ix);
+                self.change_whole(now, ix, out, |sandbox| {
+                    sandbox.stopping = false;
+                    sandbox.row.status = SandboxStatus::Running;
+                    sandbox.row.started_at = Some(now);
+                    sandbox.row.resume_requested_at = None;
+                    sandbox.row.reason = Some(Arc::from(why));
                 });
             }
             HostOutcome::Fenced { highest } if highest.epoch > self.epoch => {}
@@ -392,6 +411,24 @@ impl Engine {
                     self.again(now, ix, host, out);
                 }
             }
+        }
+    }
+
+    /// Its process is gone; its disk, its name and its slot stay.
+    pub(super) fn stopped(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        if !self.sandboxes[ix].stopping {
+            return;
+        }
+        self.sandboxes[ix].repeats = 0;
+        self.change_whole(now, ix, out, |sandbox| {
+            sandbox.stopping = false;
+            sandbox.row.charge_mib = plimsoll_types::Mib::ZERO;
+            sandbox.row.resident_mib = None;
+            sandbox.row.measured = false;
+        });
+        self.sandbox_event(now, ix, "sandbox.stopped", serde_json::Value::Null, out);
+        if let Some(pool) = self.sandboxes[ix].pool {
+            self.stir(pool);
         }
     }
 

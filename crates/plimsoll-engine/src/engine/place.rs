@@ -25,6 +25,14 @@ pub(super) struct Miss {
     pub(super) code: RefusalCode,
 }
 
+impl Miss {
+    /// Hosts that fell to what the cell does not know, rather than to what it knows.
+    pub(super) fn unsure(&self) -> u32 {
+        let fell = &self.counts.filtered;
+        fell.stale + fell.unknown + fell.set_aside
+    }
+}
+
 impl Engine {
     /// The pools that a request may use, in order: its own, then those it may overflow to.
     pub(super) fn eligible(&self, pool: Ix, overflow: bool) -> SmallVec<[Ix; 4]> {

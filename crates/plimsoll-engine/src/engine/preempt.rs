@@ -1,5 +1,6 @@
 //! Making room: pausing one guest so that a waiter gets in. Nothing preempts without a policy.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use plimsoll_policy::slots::{frees_slot, holds_slot};
@@ -61,18 +62,43 @@ impl Engine {
             .take(WAITERS_MAX)
             .copied()
             .collect();
-        // Every guest that is being paused will serve one of those who stand first, whatever it
-        // is paused for.
-        let mut covered = self.pools[pool].pausing.len();
+        // Every guest that is being paused will serve one waiter: the one it is paused for while
+        // that one waits, else one of those who stand first.
+        let (served, mut spare) = self.being_served(pool);
         for place in places {
-            if covered > 0 {
-                covered -= 1;
+            let waiter = match self.pools[pool].queue.get(&place) {
+                Some(Waiter::Create(ix) | Waiter::Resume(ix)) => Some(*ix),
+                _ => None,
+            };
+            if waiter.is_some_and(|ix| served.contains(&ix)) {
+                continue;
+            }
+            if spare > 0 {
+                spare -= 1;
                 continue;
             }
             if !self.preempt_for(now, pool, place, out) {
                 break;
             }
         }
+    }
+
+    /// The waiters of a pool for which a guest is being paused, and how many guests are being
+    /// paused for nobody who still waits.
+    fn being_served(&self, pool: Ix) -> (BTreeSet<Ix>, usize) {
+        let mut served = BTreeSet::new();
+        let mut spare = 0;
+        for (_, victim) in &self.pools[pool].pausing {
+            let waiter = self.sandboxes[*victim].row.preempted_for;
+            let waiter = waiter.and_then(|id| self.sandbox_ix.get(&id).copied());
+            let waits = waiter
+                .filter(|ix| self.sandboxes[*ix].place.is_some_and(|(queue, _)| queue == pool));
+            match waits {
+                Some(ix) if served.insert(ix) => {}
+                _ => spare += 1,
+            }
+        }
+        (served, spare)
     }
 
     /// Pauses one guest for a waiter. `false` when there is none that would help, or the pool is

@@ -138,17 +138,16 @@ impl Engine {
                 self.serve_resume(now, pool, place, ix, out)
             }
             Some(Waiter::Reserve(_)) => {
-                let Some(Waiter::Reserve(waiting)) = self.dequeue(pool, place) else {
+                // Taken out by hand: what is held for it stays held while it is decided.
+                let Some(Waiter::Reserve(waiting)) = self.pools[pool].queue.remove(&place) else {
                     return true;
                 };
-                if self.serve_reserve(now, pool, place, &waiting, out) {
-                    true
-                } else {
-                    let tenant = waiting.tenant;
-                    self.tenants[tenant].waiting += 1;
-                    self.pools[pool].queue.insert(place, Waiter::Reserve(waiting));
-                    false
+                let served = self.serve_reserve(now, pool, place, &waiting, out);
+                self.pools[pool].queue.insert(place, Waiter::Reserve(waiting));
+                if served {
+                    self.dequeue(pool, place);
                 }
+                served
             }
             None => true,
         }
@@ -309,16 +308,11 @@ impl Engine {
         call: impl FnOnce() -> ParkedCall,
         out: &mut Output,
     ) -> bool {
-        let unsure = miss.counts.filtered.stale
-            + miss.counts.filtered.unknown
-            + miss.counts.filtered.set_aside;
-        if unsure == 0 || miss.full.is_some() || self.parked.len() >= self.config.parked_max {
+        if miss.unsure() == 0 || self.parked.len() >= self.config.parked_max {
             return false;
         }
         let mut waits_for = BTreeSet::new();
-        let hosts: Vec<Ix> =
-            pools.iter().flat_map(|pool| self.pools[*pool].hosts.iter().copied()).collect();
-        for ix in hosts {
+        for ix in self.open_hosts(pools) {
             if waits_for.len() >= ASKED_MAX {
                 break;
             }
@@ -336,20 +330,39 @@ impl Engine {
         true
     }
 
-    /// Whether an answer of this host is on its way, asked for now or before.
-    fn ask_host(&mut self, now: Timestamp, ix: Ix, out: &mut Output) -> bool {
+    /// The hosts of those pools that have a slot left: where every slot is held, no host's word
+    /// would change the answer.
+    fn open_hosts(&self, pools: &[Ix]) -> Vec<Ix> {
+        let open = pools.iter().filter(|pool| self.slots_free(**pool, None) != Some(0));
+        open.flat_map(|pool| self.pools[*pool].hosts.iter().copied()).collect()
+    }
+
+    /// Whether a host might take something after all, were it asked.
+    fn is_unsure(&self, ix: Ix) -> bool {
         let facts = self.facts(ix);
-        let unsure = !matches!(facts.freshness, Some(Freshness::Dead))
+        !matches!(facts.freshness, Some(Freshness::Dead))
             && matches!(
                 standing(&facts),
                 Some(HostFilter::Stale | HostFilter::Unknown | HostFilter::SetAside)
-            );
+            )
+    }
+
+    /// Whether a refusal rests on hosts that might have taken it and were not asked just now.
+    pub(super) fn is_unprobed(&self, now: Timestamp, pools: &[Ix], miss: &Miss) -> bool {
+        let bound = Millis(self.config.probe_timeout.0 + self.config.probe_interval.0);
+        let asked = |ix: Ix| self.hosts[ix].asked_at.is_some_and(|at| now.since(at) <= bound);
+        miss.unsure() > 0
+            && self.open_hosts(pools).into_iter().any(|ix| self.is_unsure(ix) && !asked(ix))
+    }
+
+    /// Whether an answer of this host is on its way, asked for now or before.
+    fn ask_host(&mut self, now: Timestamp, ix: Ix, out: &mut Output) -> bool {
+        if !self.is_unsure(ix) {
+            return false;
+        }
         let interval = self.config.probe_interval;
         let timeout = self.config.probe_timeout;
         let host = &mut self.hosts[ix];
-        if !unsure {
-            return false;
-        }
         if host.asking {
             return true;
         }

@@ -197,7 +197,7 @@ impl Engine {
                 Claim::Sandbox(s) => {
                     let sandbox = &self.sandboxes[*s];
                     let row = &sandbox.row;
-                    if !super::ledger::occupies(row) {
+                    if !super::ledger::occupies(sandbox) {
                         continue;
                     }
                     sums.guests += 1;

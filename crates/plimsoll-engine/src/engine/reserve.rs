@@ -136,9 +136,9 @@ impl Engine {
                     return;
                 }
                 if waits {
-                    self.wait_reserve(now, token, tenant, pool, print, reserve, &miss, out);
+                    self.wait_reserve(now, token, tenant, &pools, print, reserve, &miss, out);
                 } else {
-                    let refusal = self.capacity_refusal(now, pool, &ask, &miss);
+                    let refusal = self.capacity_refusal(now, &pools, &ask, &miss);
                     if reserve.mode != ReserveMode::DryRun {
                         self.ticket_refused(now, print, after(&refusal));
                     }
@@ -155,7 +155,7 @@ impl Engine {
         now: Timestamp,
         token: Token,
         tenant: Ix,
-        pool: Ix,
+        pools: &[Ix],
         print: u128,
         reserve: Reserve,
         miss: &Miss,
@@ -163,11 +163,12 @@ impl Engine {
     ) {
         let ReserveMode::Wait { seconds } = reserve.mode else { return };
         let item = reserve.item;
+        let pool = pools.first().copied().unwrap_or_default();
         let asked = self.item_asked(tenant, pool, &item);
         if let Some(refusal) = self.queue_full(pool, tenant) {
             return self.refused(now, token, reserve.decision, Verb::Reserve, &asked, refusal, out);
         }
-        let wait = self.capacity_refusal(now, pool, &item_ask(&item, None), miss);
+        let wait = self.capacity_refusal(now, pools, &item_ask(&item, None), miss);
         let since = self.ticket_since(now, print).unwrap_or(now);
         self.ticket_refused(now, print, after(&wait));
         self.spend(now, &asked);
@@ -219,7 +220,7 @@ impl Engine {
         let refusal = self.gate(now, &asked, &pools).unwrap_or_else(|| {
             self.unspend(waiting.tenant, Operation::Create);
             let miss = self.miss(&pools, &ask);
-            self.capacity_refusal(now, pool, &ask, &miss)
+            self.capacity_refusal(now, &pools, &ask, &miss)
         });
         let (token, decision) = (waiting.token, waiting.decision);
         self.refused(now, token, decision, Verb::Reserve, &asked, refusal, out);
@@ -295,7 +296,7 @@ impl Engine {
                     if may_park && self.park(now, token, &eligible, &miss, call, out) {
                         return;
                     }
-                    let refusal = self.capacity_refusal(now, *pool, &ask, &miss);
+                    let refusal = self.capacity_refusal(now, &eligible, &ask, &miss);
                     for print in &prints {
                         self.ticket_refused(now, *print, after(&refusal));
                     }
@@ -326,6 +327,7 @@ impl Engine {
             record.charge_mib = record.charge_mib.saturating_add(row.charge_mib);
             if record.object.is_none() {
                 record.object = Some(ClaimId::Reservation(row.id));
+                record.pool = Some(row.pool.clone());
                 record.host = Some(row.host.clone());
             }
             let (pool, print) = (reservation.pool, reservation.key);

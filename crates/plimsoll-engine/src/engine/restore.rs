@@ -6,7 +6,7 @@ use super::Engine;
 use super::admin::overlay;
 use super::keys::{Route, fingerprint};
 use super::slab::Slab;
-use super::state::{Claim, Ix, Map, Reservation, Sandbox, Waiter};
+use super::state::{Claim, Ix, Map, Pending, Reservation, Sandbox, Waiter};
 use crate::config::EngineConfig;
 use crate::output::Output;
 use crate::rows::{
@@ -226,11 +226,12 @@ impl Engine {
         }
         self.count_in(ix);
         self.meter_restored(now, ix);
-        if super::ledger::occupies(&self.sandboxes[ix].row) {
+        if super::ledger::occupies(&self.sandboxes[ix]) {
             let charge = self.sandboxes[ix].row.charge_mib;
             let number = self.sandboxes[ix].row.fence.number;
             let starting = matches!(status, SandboxStatus::Provisioning | SandboxStatus::Resuming);
-            self.set_pending(ix, charge, Some(number), starting);
+            let (charge, number) = (charge.0, Some(number));
+            self.set_pending(ix, Pending { charge, number, starting, bare: false });
         }
         match status {
             SandboxStatus::Queued => {
@@ -240,10 +241,13 @@ impl Engine {
                 let place = self.next_place(priority, since);
                 self.enqueue(now, pool, place, Waiter::Create(ix));
             }
-            SandboxStatus::Provisioning
-            | SandboxStatus::Pausing
-            | SandboxStatus::Resuming
-            | SandboxStatus::Terminating => self.resend(now, ix, out),
+            SandboxStatus::Pausing => {
+                self.expect_pause(now, ix);
+                self.resend(now, ix, out);
+            }
+            SandboxStatus::Provisioning | SandboxStatus::Resuming | SandboxStatus::Terminating => {
+                self.resend(now, ix, out)
+            }
             SandboxStatus::Paused | SandboxStatus::Stopped => {
                 let (Some(pool), Some(since)) =
                     (self.sandboxes[ix].pool, self.sandboxes[ix].row.resume_requested_at)

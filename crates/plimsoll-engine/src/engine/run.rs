@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
+use plimsoll_policy::charge::thawed_charge;
 use plimsoll_policy::rate::Operation;
 use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{
-    DecisionId, Fence, GuestSpec, HostOp, Millis, PauseKind, SandboxId, SandboxStatus, Timestamp,
+    DecisionId, Fence, GuestSpec, HostOp, Mib, Millis, PauseKind, Regime, SandboxId, SandboxStatus,
+    Timestamp,
 };
 use serde_json::{Value, json};
 
 use super::Engine;
 use super::gate::Asked;
-use super::sandbox::wrong_state;
-use super::state::{Ix, Place, Waiter};
+use super::sandbox::{row_shape, wrong_state};
+use super::state::{Ix, Pending, Place, Waiter};
 use crate::command::{Caller, Token};
 use crate::output::{Disposition, Observation, Output};
 use crate::rows::{SandboxRow, Verb};
@@ -90,8 +92,9 @@ impl Engine {
         }
         let Some(pool) = self.sandboxes[ix].pool else { return };
         let pool_name = self.pools[pool].row.name.clone();
-        let why = if self.sandboxes[ix].row.slot_released && self.slots_free(pool, None) == Some(0)
-        {
+        let why = if self.sandboxes[ix].stopping {
+            "starts when its process has ended".to_owned()
+        } else if self.sandboxes[ix].row.slot_released && self.slots_free(pool, None) == Some(0) {
             format!("waiting for a free slot on pool {pool_name}")
         } else {
             format!("waiting for room on its host in pool {pool_name}")
@@ -120,7 +123,17 @@ impl Engine {
         };
         let row = &self.sandboxes[ix].row;
         let (status, released) = (row.status, row.slot_released);
+        if self.sandboxes[ix].stopping {
+            // Its process is still on its way out.
+            return false;
+        }
         let resident = status == SandboxStatus::Paused && !released;
+        let thaws = if resident { self.thaw_charge(pool, host, ix) } else { Mib::ZERO };
+        // Where its host does not say what it admits, the host decides.
+        let free = self.effective(host).filter(|_| self.regime(host) != Regime::None);
+        if thaws > Mib::ZERO && free.is_some_and(|free| free < thaws.signed()) {
+            return false;
+        }
         let charge = if resident {
             None
         } else {
@@ -141,14 +154,10 @@ impl Engine {
         if self.sandboxes[ix].on_host.is_none() {
             self.join_host(ix, host);
         }
-        let fence = if status == SandboxStatus::Stopped {
-            self.sandboxes[ix].row.attempt += 1;
-            self.send_start(now, ix, host, out)
-        } else {
-            let row = &self.sandboxes[ix].row;
-            let op = HostOp::Resume { id: row.id, attempt: row.attempt };
-            self.send(now, host, op, self.config.start_timeout, Millis::ZERO, out)
-        };
+        // A stopped one goes on under its attempt too: its host starts it from its disk.
+        let row = &self.sandboxes[ix].row;
+        let op = HostOp::Resume { id: row.id, attempt: row.attempt };
+        let fence = self.send(now, host, op, self.config.start_timeout, Millis::ZERO, out);
         let waited = self.sandboxes[ix].row.resume_requested_at;
         self.change(now, ix, out, |row| {
             row.status = SandboxStatus::Resuming;
@@ -163,8 +172,17 @@ impl Engine {
                 row.resident_mib = None;
             }
         });
-        if let Some(charge) = charge {
-            self.set_pending(ix, charge, Some(fence.number), true);
+        let number = Some(fence.number);
+        self.sandboxes[ix].asked = None;
+        match charge {
+            Some(Mib(charge)) => {
+                self.set_pending(ix, Pending { charge, number, starting: true, bare: false });
+            }
+            None if thaws > Mib::ZERO => {
+                let charge = thaws.0;
+                self.set_pending(ix, Pending { charge, number, starting: false, bare: true });
+            }
+            None => {}
         }
         if let Some(since) = waited {
             let name = self.pools[pool].row.name.clone();
@@ -178,6 +196,15 @@ impl Engine {
         record.charge_mib = row.charge_mib;
         out.changes.push(crate::rows::Change::Decision(Box::new(record)));
         true
+    }
+
+    /// What a guest that is frozen in memory will cost its host on top, once it runs again.
+    fn thaw_charge(&self, pool: Ix, host: Ix, ix: Ix) -> Mib {
+        let row = &self.sandboxes[ix].row;
+        let rule = &self.pools[pool].row.settings.reserve;
+        let held = row.resident_mib.unwrap_or(Mib::ZERO);
+        let thawed = thawed_charge(self.regime(host), rule, &row_shape(row), held);
+        thawed.saturating_sub(row.charge_mib)
     }
 
     /// Decides a waiting resume again. `true` when it waits no more.
@@ -223,12 +250,13 @@ impl Engine {
         now: Timestamp,
         ix: Ix,
         host: Ix,
+        delay: Millis,
         out: &mut Output,
     ) -> Fence {
         let guest = Box::new(self.guest_spec(ix));
         self.hosts[host].aside.begin_trial(now);
         let timeout = self.config.start_timeout;
-        let fence = self.send(now, host, HostOp::Start { guest }, timeout, Millis::ZERO, out);
+        let fence = self.send(now, host, HostOp::Start { guest }, timeout, delay, out);
         if self.hosts[host].aside.failures_in_a_row() > 0 {
             self.check_host(now, host, out);
         }
@@ -394,15 +422,22 @@ impl Engine {
         self.corrected(now, what, Some(tenant), data, out);
     }
 
-    /// A guest that was given up for lost runs after all.
-    pub(super) fn revived(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+    /// A guest that was given up for lost is there after all, running or paused.
+    pub(super) fn revived(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        status: SandboxStatus,
+        released: bool,
+        out: &mut Output,
+    ) {
         let Some(host) = self.sandboxes[ix].host else { return };
         self.join_host(ix, host);
         self.change(now, ix, out, |row| {
-            row.status = SandboxStatus::Running;
-            row.slot_released = false;
+            row.status = status;
+            row.slot_released = released;
             row.ended_at = None;
-            row.reason = Some(Arc::from("its host came back with it running"));
+            row.reason = Some(Arc::from(format!("its host came back with it {status}")));
         });
         self.sandbox_corrected(now, ix, "revived", out);
         self.sandbox_event(now, ix, "sandbox.resumed", json!({ "by": "returned host" }), out);
@@ -429,6 +464,10 @@ impl Engine {
     /// Ends a sandbox, whatever its state. Idempotent.
     pub(super) fn terminate(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
         let status = self.sandboxes[ix].row.status;
+        if status == SandboxStatus::Failed {
+            // It is wanted no more: should its host come back with it, it is ended there.
+            return self.gone(now, ix, None, out);
+        }
         if status.is_terminal() || status == SandboxStatus::Terminating {
             return;
         }

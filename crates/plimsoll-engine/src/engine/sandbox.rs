@@ -17,7 +17,7 @@ use super::Engine;
 use super::gate::Asked;
 use super::keys::{Bound, Route, fingerprint};
 use super::reserve::after;
-use super::state::{Ask, Claim, Found, Ix, ParkedCall, Place, Sandbox, Use, Waiter};
+use super::state::{Ask, Claim, Found, Ix, ParkedCall, Pending, Place, Sandbox, Use, Waiter};
 use crate::command::{Caller, Command, CreateSandbox, ForkSandbox, PatchSandbox, Token};
 use crate::output::{Disposition, Effect, Observation, Output, Refusal, Reply, SandboxView};
 use crate::rows::{Change, Meter, Role, SandboxRow, SandboxSpec, TemplateRow, Verb};
@@ -284,7 +284,7 @@ impl Engine {
                 return;
             }
         }
-        let refusal = self.capacity_refusal(now, draft.pool, &ask, &miss);
+        let refusal = self.capacity_refusal(now, &pools, &ask, &miss);
         let decision = draft.row.decision_id;
         if let Some(print) = draft.print {
             if let Some(since) = self.ticket_since(now, print) {
@@ -372,7 +372,7 @@ impl Engine {
         let pool_name = self.pools[found.pool].row.name.clone();
         self.sandboxes[ix].row.attempt += 1;
         self.sandboxes[ix].row.pool = Some(pool_name.clone());
-        let fence = self.send_start(now, ix, found.host, out);
+        let fence = self.send_start(now, ix, found.host, Millis::ZERO, out);
         self.change(now, ix, out, |row| {
             row.status = SandboxStatus::Provisioning;
             row.reason = None;
@@ -383,7 +383,8 @@ impl Engine {
             row.measured = false;
             row.decision_id = decision;
         });
-        self.set_pending(ix, found.charge, Some(fence.number), true);
+        let (charge, number) = (found.charge.0, Some(fence.number));
+        self.set_pending(ix, Pending { charge, number, starting: true, bare: false });
         let asked = self.sandbox_asked(ix, true);
         let mut record = self.decision(now, decision, verb, &asked);
         let row = &self.sandboxes[ix].row;
@@ -645,7 +646,7 @@ impl Engine {
             if !miss.code.is_capacity() {
                 miss.code = RefusalCode::NoCapacity;
             }
-            self.capacity_refusal(now, asked.pool, &ask, &miss)
+            self.capacity_refusal(now, &pools, &ask, &miss)
         });
         refusal.decision = Some(self.sandboxes[ix].row.decision_id);
         refusal
@@ -725,7 +726,13 @@ impl Engine {
             row.idled = idled;
             row.fence = fence;
         });
-        if plimsoll_policy::slots::frees_slot(kind) {
+        self.expect_pause(now, ix);
+    }
+
+    /// Notes when a pause that will free something is expected to end.
+    pub(super) fn expect_pause(&mut self, now: Timestamp, ix: Ix) {
+        let Some(pool) = self.sandboxes[ix].pool else { return };
+        if plimsoll_policy::slots::frees_slot(self.pause_kind(ix)) {
             let expected = now + Millis(self.pools[pool].pause_millis);
             self.pools[pool].pausing.insert((expected, ix));
             self.sandboxes[ix].pause_expected = Some(expected);
@@ -763,10 +770,12 @@ impl Engine {
                 let op = HostOp::Stop { id, attempt: row.attempt };
                 let timeout = self.config.terminate_timeout;
                 let fence = self.send(now, host, op, timeout, Millis::ZERO, out);
-                self.change(now, ix, out, |row| {
-                    row.status = SandboxStatus::Stopped;
-                    row.reason = Some(Arc::from("stopped on request"));
-                    row.fence = fence;
+                self.change_whole(now, ix, out, |sandbox| {
+                    sandbox.stopping = true;
+                    sandbox.row.status = SandboxStatus::Stopped;
+                    sandbox.row.reason = Some(Arc::from("stopped on request"));
+                    sandbox.row.started_at = None;
+                    sandbox.row.fence = fence;
                 });
             }
             SandboxStatus::Stopped => self.cancel_resume(now, ix, out),

@@ -12,7 +12,7 @@ use plimsoll_policy::quota::{Bursts, Usage};
 use plimsoll_policy::rate::Buckets;
 use plimsoll_types::{
     Counted, DecisionId, DriverSet, HostFilter, HostId, HostReport, Mib, PolicyMode, Regime,
-    SandboxId, Timestamp, Vcpus,
+    SandboxId, SandboxStatus, Timestamp, Vcpus,
 };
 use smallvec::SmallVec;
 
@@ -299,6 +299,25 @@ pub(crate) struct Host {
     pub(crate) stamp: u64,
 }
 
+/// Earlier boots that are remembered, so that what comes late of one is dropped.
+const OLD_BOOTS: usize = 8;
+
+impl Host {
+    /// Takes note of the boot that speaks for the host now. `true` when it is another one.
+    pub(crate) fn replace_boot(&mut self, boot_id: &str) -> bool {
+        if self.row.boot_id.as_deref() == Some(boot_id) {
+            return false;
+        }
+        if let Some(old) = self.row.boot_id.replace(boot_id.to_owned()) {
+            self.old_boots.push(old);
+            if self.old_boots.len() > OLD_BOOTS {
+                self.old_boots.remove(0);
+            }
+        }
+        true
+    }
+}
+
 /// A report as it was received.
 #[derive(Debug)]
 pub(crate) struct Seen {
@@ -324,6 +343,9 @@ pub(crate) struct Sandbox {
     pub(crate) on_host: Option<u32>,
     /// What it was charged when its host was last told to run it, while no report holds that.
     pub(crate) pending: Option<Pending>,
+    /// The same as it was first, for a command that has to be sent again after a report has
+    /// accounted for the first.
+    pub(crate) asked: Option<Pending>,
     /// Its place in the queue of `queue_pool`.
     pub(crate) place: Option<(Ix, Place)>,
     /// Hosts that refused or failed this attempt of a start. One that refused may be asked again
@@ -352,6 +374,8 @@ pub(crate) struct Sandbox {
     pub(crate) repeats: u32,
     /// The victims that were paused for it.
     pub(crate) displaced: SmallVec<[SandboxId; 2]>,
+    /// It is stopped, and its host has not said yet that its process is gone.
+    pub(crate) stopping: bool,
     /// Its host woke it by itself, beyond the pool's limit.
     pub(crate) woken: bool,
     /// Its place among its tenant's claims, while it counts for quota.
@@ -366,12 +390,15 @@ impl Sandbox {
     /// A record that holds nothing yet.
     pub(crate) fn new(row: SandboxRow) -> Self {
         Self {
+            // After a restart its host's next report tells.
+            stopping: row.status == SandboxStatus::Stopped,
             row,
             tenant: 0,
             pool: None,
             host: None,
             on_host: None,
             pending: None,
+            asked: None,
             place: None,
             tried: SmallVec::new(),
             failures: 0,
@@ -404,6 +431,8 @@ pub(crate) struct Pending {
     pub(crate) number: Option<u64>,
     /// Whether the start itself is still under way.
     pub(crate) starting: bool,
+    /// Memory alone: a frozen guest that runs again holds its vCPUs and resources already.
+    pub(crate) bare: bool,
 }
 
 /// A reservation with what is derived.

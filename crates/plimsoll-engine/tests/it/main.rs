@@ -7,3 +7,4 @@ mod kept;
 mod quota;
 mod reservations;
 mod sandboxes;
+mod under_faults;

@@ -1,0 +1,421 @@
+//! What the simulator has found, each as the shortest story that shows it.
+
+use plimsoll_engine::{Command, Input, Reply, ReserveMode, Token};
+use plimsoll_types::{
+    Driver, Fence, GuestStatus, HostOp, HostOutcome, Mib, OnFull, PauseKind, Preemption,
+    PreemptionMode, SandboxId, SandboxStatus,
+};
+
+use super::bed::{Bed, caller, guest, host, operator, pool, refusal, sandbox};
+
+fn done() -> HostOutcome {
+    HostOutcome::Done
+}
+
+fn failed() -> HostOutcome {
+    HostOutcome::Failed { detail: "broken".to_owned() }
+}
+
+fn unknown() -> HostOutcome {
+    HostOutcome::Unknown { detail: "no answer".to_owned() }
+}
+
+fn fenced(epoch: u64, number: u64) -> HostOutcome {
+    HostOutcome::Fenced { highest: Fence { epoch, number } }
+}
+
+fn vm(create: &mut plimsoll_engine::CreateSandbox) {
+    create.template = plimsoll_types::TemplateName::new("vm").unwrap();
+}
+
+fn resume(bed: &mut Bed, id: SandboxId) -> Reply {
+    let decision = bed.decision();
+    bed.call(&caller("default"), Command::Resume { id, decision })
+}
+
+fn register(bed: &mut Bed, boot_id: &str) -> Reply {
+    let token = Token(bed.number());
+    let boot_id = boot_id.to_owned();
+    let (host, pool) = (host("h1"), pool("local"));
+    bed.input(Input::Register { token, host, pool, address: None, secret: None, boot_id });
+    bed.reply(token).unwrap()
+}
+
+fn incarnation(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Registered { incarnation, .. } => *incarnation,
+        other => panic!("not registered: {other:?}"),
+    }
+}
+
+/// A pool of so many slots whose pauses free them, with preemption of idle guests.
+fn small_pool(bed: &mut Bed, slots: u64) {
+    bed.pool("local", |settings| {
+        settings.limit = Some(slots);
+        settings.preemption =
+            Preemption { mode: PreemptionMode::Idle, idle_seconds: 10, ..Preemption::default() };
+    });
+    bed.template("vm", |template| template.driver = Driver::Gvisor);
+    bed.heartbeat("h1", |_| {});
+}
+
+#[test]
+fn a_reservation_that_heads_the_queue_keeps_what_is_held_for_it() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(512));
+    let first = bed.running(|_| {});
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Wait { seconds: 300 });
+    let waiting = bed.send(&caller("default"), command);
+    // Its need is set aside by age; a newcomer does not get the memory that comes free.
+    bed.pass(31_000);
+    bed.call(&caller("default"), Command::Delete { id: first });
+    bed.answer(done());
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(512));
+    assert!(matches!(bed.reply(waiting), Some(Reply::Reservation { .. })));
+}
+
+#[test]
+fn one_victim_for_each_waiter_whoever_comes_in_between() {
+    let mut bed = Bed::new();
+    small_pool(&mut bed, 3);
+    let guests = [bed.running(vm), bed.running(vm), bed.running(vm)];
+    bed.pass(11_000);
+    bed.heartbeat("h1", |report| {
+        report.guests = guests.map(|id| guest(id, GuestStatus::Running, 512)).to_vec();
+    });
+    let wait = |bed: &mut Bed, priority| {
+        let command = bed.create(|create| {
+            vm(create);
+            create.on_full = OnFull::Queue;
+            create.priority = priority;
+        });
+        bed.call(&caller("default"), command);
+    };
+    let pauses = |bed: &Bed| {
+        bed.sent.iter().filter(|(_, sent)| matches!(sent.op, HostOp::Pause { .. })).count()
+    };
+    wait(&mut bed, 0);
+    assert_eq!(pauses(&bed), 1);
+    // A more important one steps in front: it gets a victim of its own, and nobody a second.
+    wait(&mut bed, 5);
+    assert_eq!(pauses(&bed), 2);
+    bed.pass(1_000);
+    assert_eq!(pauses(&bed), 2);
+}
+
+#[test]
+fn guests_that_are_being_paused_count_after_a_restart_too() {
+    let mut bed = Bed::new();
+    small_pool(&mut bed, 2);
+    let guests = [bed.running(vm), bed.running(vm)];
+    bed.pass(11_000);
+    let command = bed.create(|create| {
+        vm(create);
+        create.on_full = OnFull::Queue;
+    });
+    bed.call(&caller("default"), command);
+    assert_eq!(bed.sent.len(), 1);
+    bed.restart();
+    bed.heartbeat("h1", |report| {
+        report.guests = guests.map(|id| guest(id, GuestStatus::Running, 512)).to_vec();
+    });
+    bed.pass(5_000);
+    let pauses = bed.sent.iter().filter(|(_, sent)| matches!(sent.op, HostOp::Pause { .. }));
+    assert_eq!(pauses.count(), 1, "the one that was under way, once more");
+}
+
+#[test]
+fn a_refusal_says_when_hosts_were_not_asked() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    bed.pass(31_000);
+    // A dry run is not worth a question, and says so.
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::DryRun);
+    let reply = bed.call(&caller("default"), command);
+    assert!(refusal(&reply).unprobed);
+    // A real one asks, and then it knows.
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let token = bed.send(&caller("default"), command);
+    assert_eq!(bed.probes, [host("h1")]);
+    bed.input(Input::ProbeFailed { host: host("h1") });
+    let reply = bed.reply(token).unwrap();
+    assert!(!refusal(&reply).unprobed);
+}
+
+#[test]
+fn a_full_pool_does_not_keep_the_hosts_of_the_next_from_being_asked() {
+    let mut bed = Bed::new();
+    bed.pool("outside", |settings| settings.external = true);
+    bed.pool("local", |settings| {
+        settings.limit = Some(1);
+        settings.overflow = vec![pool("outside")];
+    });
+    bed.heartbeat("h1", |_| {});
+    bed.heartbeat("x1", |report| report.pool = pool("outside"));
+    bed.running(|_| {});
+    bed.pass(20_000);
+    bed.heartbeat("h1", |_| {});
+    bed.pass(20_000);
+    let command = bed.create(|_| {});
+    bed.send(&caller("default"), command);
+    assert_eq!(bed.probes, [host("x1")]);
+}
+
+#[test]
+fn a_frozen_guest_that_runs_again_is_charged_its_reserve_anew() {
+    let mut bed = Bed::new();
+    bed.template("shell", |template| template.memory_mib = Mib(2048));
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(600));
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    bed.answer(done());
+    // Its charge has decayed to 100; it will be 512 again.
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(500);
+        report.guests = vec![guest(id, GuestStatus::Paused, 100)];
+    });
+    resume(&mut bed, id);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Resuming);
+    let item = bed.item(128);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity, "88 MiB are left");
+}
+
+#[test]
+fn a_start_that_is_sent_again_is_charged_again() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(700));
+    let command = bed.create(|_| {});
+    bed.call(&caller("default"), command);
+    let (name, start) = bed.sent.remove(0);
+    // The report has accounted for the number before the command came: it is fenced there.
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(700);
+        report.seen_through = Some(start.fence.number);
+    });
+    let outcome = fenced(start.fence.epoch, start.fence.number);
+    bed.input(Input::Outcome { host: name, command: Box::new(start), outcome });
+    assert_eq!(bed.sent.len(), 1, "sent again");
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity);
+}
+
+#[test]
+fn an_agent_that_asks_twice_for_its_incarnation_is_still_heard() {
+    let mut bed = Bed::new();
+    let first = incarnation(&register(&mut bed, "boot-1"));
+    let again = incarnation(&register(&mut bed, "boot-1"));
+    assert_eq!(first, again);
+    bed.heartbeat("h1", |report| report.incarnation = Some(first));
+    bed.running(|_| {});
+    let next = incarnation(&register(&mut bed, "boot-2"));
+    assert!(next > first);
+    // What the earlier start asked for late changes nothing.
+    assert!(matches!(register(&mut bed, "boot-1"), Reply::Refused(_)));
+}
+
+#[test]
+fn a_stopped_guest_holds_its_memory_until_its_process_is_gone() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(512));
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity);
+    bed.answer(done());
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert!(matches!(reply, Reply::Reservation { .. }), "{reply:?}");
+}
+
+#[test]
+fn a_start_waits_for_the_stop_before_it_and_goes_back_to_stopped() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    let reply = resume(&mut bed, id);
+    let row = &sandbox(&reply).row;
+    assert_eq!(row.status, SandboxStatus::Stopped);
+    assert!(row.resume_requested_at.is_some());
+    let stop = bed.answer(done());
+    assert!(matches!(stop.op, HostOp::Stop { .. }));
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Resuming);
+    // Also when the cell is started anew meanwhile.
+    bed.restart();
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Resuming);
+    let start = bed.answer(failed());
+    assert!(matches!(start.op, HostOp::Resume { attempt: 1, .. }), "{start:?}");
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Stopped);
+    resume(&mut bed, id);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
+    bed.answer(done());
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+}
+
+#[test]
+fn a_stop_that_was_lost_is_sent_again() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    bed.restart();
+    assert!(bed.sent.is_empty());
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    let again = bed.answer(done());
+    assert!(matches!(again.op, HostOp::Stop { .. }));
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Stopped);
+}
+
+#[test]
+fn a_stopped_guest_whose_host_has_lost_it_is_lost() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    let stop = bed.answer(done());
+    for _ in 0..2 {
+        bed.pass(10_000);
+        bed.heartbeat("h1", |report| report.seen_through = Some(stop.fence.number));
+    }
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Failed);
+}
+
+#[test]
+fn a_frozen_guest_that_its_host_has_lost_ends() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    bed.answer(done());
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Terminating);
+}
+
+#[test]
+fn a_host_that_comes_back_brings_its_paused_guests_back() {
+    let mut bed = Bed::new();
+    bed.template("vm", |template| template.driver = Driver::Gvisor);
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(vm);
+    bed.call(&caller("default"), Command::Pause { id });
+    let pause = bed.answer(done());
+    assert!(matches!(pause.op, HostOp::Pause { kind: PauseKind::Checkpoint, .. }));
+    bed.pass(121_000);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Failed);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Paused, 0)]);
+    let row = bed.show(id).row;
+    assert_eq!(row.status, SandboxStatus::Paused);
+    assert!(row.slot_released);
+    resume(&mut bed, id);
+    bed.answer(done());
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+}
+
+#[test]
+fn what_is_deleted_while_its_host_is_lost_stays_deleted() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.pass(121_000);
+    let reply = bed.call(&caller("default"), Command::Delete { id });
+    assert_eq!(sandbox(&reply).row.status, SandboxStatus::Terminated);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Terminated);
+    assert!(matches!(bed.answer(done()).op, HostOp::End { .. }));
+}
+
+#[test]
+fn what_a_lost_guest_leaves_on_a_host_that_returns_goes() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.pass(121_000);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Failed);
+    assert!(matches!(bed.answer(done()).op, HostOp::End { .. }));
+}
+
+#[test]
+fn what_an_earlier_try_has_left_elsewhere_is_ended_by_command() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let command = bed.create(|create| create.stateful = Some(true));
+    let id = sandbox(&bed.call(&caller("default"), command)).row.id;
+    bed.heartbeat("h2", |_| {});
+    bed.answer(failed());
+    assert_eq!(bed.show(id).row.host, Some(host("h2")));
+    bed.answer(done());
+    // It said that it had failed, and has it after all: state is not ended on a host's own word.
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    let end = bed.answer(done());
+    assert!(matches!(end.op, HostOp::End { attempt: 1, .. }));
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+}
+
+#[test]
+fn a_start_that_stays_fenced_is_given_up_there() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let command = bed.create(|_| {});
+    let id = sandbox(&bed.call(&caller("default"), command)).row.id;
+    // Its undoing was under way when the cell was killed: the host has ended the attempt.
+    bed.answer(unknown());
+    bed.restart();
+    bed.heartbeat("h1", |_| {});
+    bed.heartbeat("h2", |_| {});
+    let again = bed.answer(fenced(2, 1));
+    assert!(matches!(again.op, HostOp::Start { .. }));
+    let mut commands = 0;
+    while bed.show(id).row.attempt == 1 {
+        let (_, command) = bed.sent.first().cloned().unwrap();
+        let started = matches!(command.op, HostOp::Start { .. });
+        bed.answer(if started { fenced(2, 1) } else { done() });
+        commands += 1;
+        assert!(commands < 10, "it goes on for ever");
+    }
+    let row = bed.show(id).row;
+    assert_eq!(row.status, SandboxStatus::Provisioning);
+    assert_eq!(row.host, Some(host("h2")));
+}
+
+#[test]
+fn a_record_that_came_back_is_not_forgotten_by_its_first_end() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.pass(121_000);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    for _ in 0..60 {
+        bed.pass(60_000);
+        bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    }
+    bed.call(&caller("default"), Command::Delete { id });
+    bed.answer(done());
+    bed.pass(84_000_000);
+    // A day after its first end, and less after its last, it can still be read.
+    let read = Command::Read(plimsoll_engine::Read::Sandbox(id));
+    assert!(matches!(bed.call(&operator(), read), Reply::Sandbox { .. }));
+}
+
+#[test]
+fn a_host_that_names_an_absurd_command_number_breaks_nothing() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let command = bed.create(|_| {});
+    bed.call(&caller("default"), command);
+    let epoch = bed.sent[0].1.fence.epoch;
+    bed.answer(fenced(epoch, u64::MAX));
+    let again = bed.answer(done());
+    assert!(again.fence.number < 1_000);
+}
