@@ -1,0 +1,190 @@
+//! The end of a run: with everything mended, records and fleet come to agree, queues drain, and
+//! nothing is left of what is deleted.
+
+use plimsoll_engine::Command;
+use plimsoll_engine::rows::{ReservationState, SandboxRow};
+use plimsoll_types::{Millis, SandboxStatus};
+
+use super::event::Event;
+use super::machine::Body;
+use super::world::World;
+
+/// How often everything that can be deleted is.
+const SWEEP: Millis = Millis::from_seconds(2);
+
+/// How long a step may be under way: the longest call of a driver, and some repeats.
+const IN_TRANSIT: Millis = Millis::from_seconds(300);
+
+/// How long a waiter may wait while everything else is being deleted.
+const DRAINED_WITHIN: Millis = Millis::from_seconds(15 * 60);
+
+impl World {
+    /// Records and fleet agree.
+    pub(super) fn settled(&mut self) {
+        let rows: Vec<SandboxRow> = self.table.sandboxes.values().cloned().collect();
+        for row in &rows {
+            if let Some(detail) = self.disagreement(row) {
+                return self.oracle.break_("fleet", detail);
+            }
+        }
+        if let Some(detail) = self.ownerless() {
+            return self.oracle.break_("fleet", detail);
+        }
+        for pool in ["local", "vm", "outside"] {
+            self.put_limit(pool, None);
+        }
+        self.queue.put(self.now, Event::Sweep);
+        self.queue.put(self.now + DRAINED_WITHIN, Event::End);
+    }
+
+    /// What is wrong between one record and the fleet, once all is calm.
+    fn disagreement(&self, row: &SandboxRow) -> Option<String> {
+        let copies = self.copies(row.id);
+        let live: Vec<_> = copies.iter().filter(|(_, _, body)| body.is_copy()).collect();
+        let here = |wanted: &[Body]| {
+            copies.iter().any(|(at, attempt, body)| {
+                Some(&self.nodes[*at].id) == row.host.as_ref()
+                    && *attempt == row.attempt
+                    && wanted.contains(body)
+            })
+        };
+        let agrees = match row.status {
+            SandboxStatus::Queued => live.is_empty(),
+            SandboxStatus::Running => here(&[Body::Running]) && live.len() == 1,
+            SandboxStatus::Paused if row.slot_released => {
+                here(&[Body::Checkpointed]) && live.len() == 1
+            }
+            SandboxStatus::Paused => here(&[Body::Frozen]) && live.len() == 1,
+            SandboxStatus::Stopped => live.is_empty(),
+            SandboxStatus::Terminated => copies.is_empty(),
+            SandboxStatus::Failed => live.is_empty(),
+            SandboxStatus::Provisioning
+            | SandboxStatus::Resuming
+            | SandboxStatus::Pausing
+            | SandboxStatus::Terminating => self.now.since(row.status_since) < IN_TRANSIT,
+        };
+        if agrees {
+            if self.oracle.is_deleted(row.id) && !row.status.is_terminal() {
+                return Some(format!("{} was deleted and is {}", row.id, row.status));
+            }
+            return None;
+        }
+        let bodies: Vec<String> = copies
+            .iter()
+            .map(|(at, attempt, body)| format!("{}.{attempt} {body:?}", self.nodes[*at].id))
+            .collect();
+        Some(format!(
+            "{} is {} (attempt {} on {:?}, released: {}, since {} s, {:?}) while there are {bodies:?}",
+            row.id,
+            row.status,
+            row.attempt,
+            row.host,
+            row.slot_released,
+            self.now.since(row.status_since).0 / 1000,
+            row.reason
+        ))
+    }
+
+    /// A guest in the world that no record owns.
+    fn ownerless(&self) -> Option<String> {
+        for node in &self.nodes {
+            for ((id, attempt), actual) in &node.machine.guests {
+                if !self.table.sandboxes.contains_key(id) {
+                    return Some(format!(
+                        "{id}.{attempt} is {:?} on {} and in no record",
+                        actual.body, node.id
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// Deletes everything that does not wait for a place.
+    pub(super) fn sweep(&mut self) {
+        let sandboxes: Vec<_> = self
+            .table
+            .sandboxes
+            .values()
+            .filter(|row| !row.status.is_terminal())
+            .filter(|row| row.status != SandboxStatus::Terminating)
+            .filter(|row| row.status != SandboxStatus::Queued && row.resume_requested_at.is_none())
+            .map(|row| row.id)
+            .collect();
+        for id in sandboxes {
+            self.operate(Command::Delete { id });
+        }
+        let reservations: Vec<_> = self
+            .table
+            .reservations
+            .values()
+            .filter(|row| row.state == ReservationState::Committed)
+            .map(|row| row.id)
+            .collect();
+        for id in reservations {
+            self.operate(Command::Release { id });
+        }
+        self.queue.put(self.now + SWEEP, Event::Sweep);
+    }
+
+    /// Nothing may be left.
+    pub(super) fn finish(&mut self) {
+        self.over = true;
+        self.oracle.nothing_left();
+        if self.oracle.broken.is_some() {
+            return;
+        }
+        for node in &self.nodes {
+            if let Some(((id, attempt), actual)) = node.machine.guests.first_key_value() {
+                let detail =
+                    format!("{id}.{attempt} is {:?} on {} at the end", actual.body, node.id);
+                return self.oracle.break_("end", detail);
+            }
+        }
+        for node in &self.nodes {
+            let Some(host) = &node.host else {
+                let detail = format!("the agent of {} is down at the end", node.id);
+                return self.oracle.break_("end", detail);
+            };
+            match host.account(node.time(self.now)) {
+                Ok(account) if account.charged.0 == 0 => {}
+                Ok(account) => {
+                    let detail = format!("{} charges for nothing: {account:?}", node.id);
+                    return self.oracle.break_("I5", detail);
+                }
+                Err(why) => return self.oracle.break_("end", format!("{}: {why}", node.id)),
+            }
+        }
+        if let Some(detail) = self.reserved() {
+            self.oracle.break_("I5", detail);
+        }
+    }
+
+    /// What the engine still holds for somebody, by its own gauges.
+    fn reserved(&mut self) -> Option<String> {
+        use plimsoll_engine::{Caller, Input, Output, Read, Reply, Token, rows::Role};
+        let engine = self.cell.engine.as_mut()?;
+        let tenant = self.cell.config.default_tenant.clone();
+        let caller = Caller { role: Role::Operator, tenant };
+        let mut out = Output::default();
+        let command = Command::Read(Read::Gauges);
+        let now = engine.next_wakeup().map_or(self.now, |at| at.min(self.now));
+        engine.handle(now, Input::Call { token: Token(0), caller, command }, &mut out);
+        let gauges = out.replies.into_iter().find_map(|(_, reply)| match reply {
+            Reply::Gauges(gauges) => Some(gauges),
+            _ => None,
+        })?;
+        for host in &gauges.hosts {
+            if host.reserved_mib.0 > 0 || host.reserved > 0 || host.committed > 0 {
+                return Some(format!("the cell still holds something on {}: {host:?}", host.host));
+            }
+        }
+        for pool in &gauges.pools {
+            let waiting = pool.waiting_create + pool.waiting_resume;
+            if pool.held + pool.released + waiting > 0 {
+                return Some(format!("pool {} still holds or waits: {pool:?}", pool.row.name));
+            }
+        }
+        (gauges.counts.parked > 0).then(|| "requests are parked at the end".to_owned())
+    }
+}

@@ -1,0 +1,535 @@
+//! What must hold, looked at from outside: from the rows, answers and commands that leave the
+//! engine, and from what is really on the machines. Nothing here reads the engine's own sums.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use plimsoll_engine::rows::{
+    Change, ConcurrencyLimits, DecisionRow, Limit, ReservationState, SandboxRow, Verb,
+};
+use plimsoll_engine::{Effect, Output, Reply};
+use plimsoll_policy::charge::{Shape, thawed_charge};
+use plimsoll_policy::slots::holds_slot;
+use plimsoll_types::{
+    ClaimId, DecisionId, Fence, GuestReport, GuestSpec, HostId, HostOutcome, HostReport, Mib,
+    Millis, PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, TenantId,
+    Timestamp,
+};
+
+use super::client::Answer;
+use super::hosts::takes_memory;
+use super::node::Node;
+use super::table::Table;
+use super::{Failure, Stats};
+
+/// What the cell knows of a host: its last report that was taken.
+#[derive(Clone, Debug)]
+struct Known {
+    admittable: Option<i64>,
+    regime: Regime,
+    seen_through: Option<u64>,
+    listed: BTreeSet<ReservationId>,
+    /// What each guest is charged and holds.
+    guests: BTreeMap<SandboxId, (Mib, Mib)>,
+}
+
+/// A guest's last command that makes it take memory.
+#[derive(Clone, Debug)]
+struct Begun {
+    host: HostId,
+    number: u64,
+    charge: i64,
+}
+
+/// What the last change of a sandbox's row has taken.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    id: SandboxId,
+    slot: bool,
+    memory: bool,
+}
+
+impl Step {
+    const fn nothing(id: SandboxId) -> Self {
+        Self { id, slot: false, memory: false }
+    }
+}
+
+/// Everything that is remembered for the sake of checking.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    /// The rows as the engine holds them: durable ones and those on their way.
+    pub(super) rows: Table,
+    pub(super) broken: Option<Failure>,
+    known: BTreeMap<HostId, Known>,
+    begun: BTreeMap<SandboxId, Begun>,
+    step: Option<Step>,
+    /// What the last change adds to its host's charges by a thaw.
+    thaws: i64,
+    acknowledged: BTreeSet<ClaimId>,
+    deleted: BTreeSet<SandboxId>,
+    decisions: BTreeSet<DecisionId>,
+    /// When each host was last asked afresh.
+    asked: BTreeMap<HostId, Timestamp>,
+}
+
+impl Oracle {
+    pub(super) fn break_(&mut self, id: &str, detail: String) {
+        if self.broken.is_none() {
+            self.broken = Some(Failure { invariant: id.to_owned(), detail, ..Failure::default() });
+        }
+    }
+
+    /// The engine is made anew from the store: what was not durable is forgotten, what was
+    /// acknowledged must be there.
+    pub(super) fn restarted(&mut self, table: &Table) {
+        self.rows = table.clone();
+        self.known.clear();
+        self.asked.clear();
+        let missing: Vec<String> = self
+            .acknowledged
+            .iter()
+            .filter(|id| match id {
+                ClaimId::Sandbox(id) => !table.sandboxes.contains_key(id),
+                ClaimId::Reservation(id) => !table.reservations.contains_key(id),
+            })
+            .map(ToString::to_string)
+            .collect();
+        if let Some(first) = missing.first() {
+            self.break_("I6", format!("{first} was acknowledged and is lost by a restart"));
+        }
+        // Commands that were never durable never left.
+        let durable = |id: &SandboxId, begun: &mut Begun| {
+            table.sandboxes.get(id).is_some_and(|row| row.fence.number >= begun.number)
+        };
+        self.begun.retain(durable);
+    }
+
+    /// A caller is told something.
+    pub(super) fn acknowledge(&mut self, answer: &Answer) {
+        match answer {
+            Answer::Sandbox { id, .. } => {
+                self.acknowledged.insert(ClaimId::Sandbox(*id));
+            }
+            Answer::Reservations(ids) => {
+                self.acknowledged.extend(ids.iter().map(|id| ClaimId::Reservation(*id)));
+            }
+            _ => {}
+        }
+    }
+
+    /// A caller knows that it has deleted this.
+    pub(super) fn deleted(&mut self, id: SandboxId) {
+        self.deleted.insert(id);
+    }
+
+    pub(super) fn is_deleted(&self, id: SandboxId) -> bool {
+        self.deleted.contains(&id)
+    }
+
+    /// The cell has taken this report.
+    pub(super) fn reported(&mut self, report: &HostReport) {
+        let mut listed: BTreeSet<ReservationId> = report.reservations.iter().copied().collect();
+        listed.extend(report.guests.iter().filter_map(|guest| match guest.id {
+            ClaimId::Reservation(id) => Some(id),
+            ClaimId::Sandbox(_) => None,
+        }));
+        let known = Known {
+            admittable: report.memory_mib_admittable,
+            regime: report.memory_admission.unwrap_or(Regime::WorkingSet),
+            seen_through: report.seen_through,
+            listed,
+            guests: report.guests.iter().filter_map(charged).collect(),
+        };
+        self.known.insert(report.host.clone(), known);
+    }
+
+    /// Looks at everything that one input has led to.
+    pub(super) fn look(
+        &mut self,
+        now: Timestamp,
+        out: &Output,
+        outcome: Option<&(SandboxId, HostOutcome)>,
+        stats: &mut Stats,
+    ) {
+        for effect in &out.effects {
+            match effect {
+                Effect::HostCommand { .. } => stats.commands += 1,
+                Effect::ProbeHost { host, .. } => {
+                    self.asked.insert(host.clone(), now);
+                }
+                _ => {}
+            }
+        }
+        for change in &out.changes {
+            self.look_at_change(change, outcome, stats);
+        }
+        // A command that is sent again takes memory under its new number.
+        for effect in &out.effects {
+            if let Effect::HostCommand { host, command, .. } = effect
+                && takes_memory(&command.op)
+                && let Some(begun) = self.begun.get_mut(&command.op.guest())
+                && begun.host == *host
+            {
+                begun.number = begun.number.max(command.fence.number);
+            }
+        }
+        for (_, reply) in &out.replies {
+            if let Reply::Refused(refusal) = reply
+                && refusal.code.is_capacity()
+                && refusal.code != RefusalCode::Degraded
+                && !refusal.detail.contains("all slots are held")
+                && let Some(counts) = &refusal.counts
+            {
+                let unsure =
+                    counts.filtered.stale + counts.filtered.unknown + counts.filtered.set_aside;
+                let recently = Millis(2_200);
+                let asked = self.asked.values().any(|at| now.since(*at) <= recently);
+                if unsure > 0 && !asked && !refusal.unprobed {
+                    let detail = format!(
+                        "refused ({}) with {unsure} unsure hosts, none asked: {}",
+                        refusal.code, refusal.detail
+                    );
+                    self.break_("I8", detail);
+                }
+            }
+        }
+        for observation in &out.observations {
+            if let plimsoll_engine::Observation::Violation(id) = observation {
+                self.break_(id, "the engine has seen it itself".to_owned());
+            }
+        }
+    }
+
+    fn look_at_change(
+        &mut self,
+        change: &Change,
+        outcome: Option<&(SandboxId, HostOutcome)>,
+        stats: &mut Stats,
+    ) {
+        match change {
+            Change::Sandbox(row) => self.look_at_sandbox(row, outcome),
+            Change::SandboxGone(id) if self.acknowledged.contains(&ClaimId::Sandbox(*id)) => {
+                self.break_("I6", format!("{id} was acknowledged and is forgotten"));
+            }
+            Change::Event(row) if self.rows.last_event.is_some_and(|last| row.id <= last) => {
+                self.break_("I11", format!("{} does not come after the last event", row.id));
+            }
+            _ => {}
+        }
+        // A decision is about the rows before it.
+        if let Change::Decision(row) = change {
+            if !self.decisions.insert(row.id) && row.code.is_none() {
+                // A request that was queued and is then admitted keeps its id; two admissions
+                // under one id never.
+                stats.decisions_again += 1;
+            }
+            match row.code {
+                None => {
+                    stats.admitted += 1;
+                    self.admitted(row);
+                }
+                Some(_) => stats.refusals += 1,
+            }
+        }
+        self.rows.apply(change);
+    }
+
+    fn look_at_sandbox(&mut self, row: &SandboxRow, outcome: Option<&(SandboxId, HostOutcome)>) {
+        let before = self.rows.sandboxes.get(&row.id);
+        self.thaws = before
+            .filter(|before| before.status == SandboxStatus::Paused && !before.slot_released)
+            .filter(|_| row.status == SandboxStatus::Resuming)
+            .map_or(0, |before| self.thaw_charge(before));
+        let mut broken = None;
+        if row.status == SandboxStatus::Failed
+            && let Some((id, HostOutcome::Refused { code, .. })) = outcome
+            && *id == row.id
+            && before.is_some_and(|before| before.status != SandboxStatus::Failed)
+        {
+            let detail = format!("{id} has failed for a refusal of its host ({code})");
+            broken = Some(("I7", detail));
+        }
+        if before.is_none()
+            && let Some(key) = &row.spec.key
+        {
+            let fork = row.spec.fork_of.is_some();
+            let twin = self.rows.sandboxes.values().find(|other| {
+                other.tenant == row.tenant
+                    && other.spec.key.as_ref() == Some(key)
+                    && other.spec.fork_of.is_some() == fork
+                    && !other.status.is_terminal()
+            });
+            if let Some(twin) = twin {
+                let detail = format!("the key {key} has made {} and {}", twin.id, row.id);
+                broken = Some(("I6", detail));
+            }
+        }
+        let memory = |row: &SandboxRow| holds_memory(row.status, row.slot_released);
+        let slot = |row: &SandboxRow| holds_slot(row.status, row.slot_released);
+        self.step = Some(Step {
+            id: row.id,
+            slot: slot(row) && !before.is_some_and(slot),
+            memory: memory(row) && !before.is_some_and(memory),
+        });
+        if !memory(row) {
+            self.begun.remove(&row.id);
+        }
+        if let Some((id, detail)) = broken {
+            self.break_(id, detail);
+        }
+    }
+
+    /// An admission: its rows stand before it.
+    fn admitted(&mut self, row: &DecisionRow) {
+        // What the sandbox that this is about has just taken; a reservation takes everything.
+        let step = match row.object {
+            Some(ClaimId::Sandbox(id)) => {
+                Some(self.step.filter(|step| step.id == id).unwrap_or(Step::nothing(id)))
+            }
+            _ => None,
+        };
+        // A resume adds nothing, and is let through above a limit that was lowered meanwhile.
+        if row.verb != Verb::Resume {
+            self.tenant_within_limits(&row.tenant);
+        }
+        let Some(object) = row.object else { return };
+        let mut hosts: BTreeSet<HostId> = row.host.iter().cloned().collect();
+        let mut pools: BTreeSet<PoolName> = row.pool.iter().cloned().collect();
+        match object {
+            ClaimId::Sandbox(id) => {
+                // A guest that is frozen in memory takes what its reserve, begun anew, adds.
+                let charge = match step {
+                    Some(step) if step.memory => row.charge_mib.signed(),
+                    _ => self.thaws,
+                };
+                if let (Some(host), Some(sandbox)) = (&row.host, self.rows.sandboxes.get(&id)) {
+                    let number = sandbox.fence.number;
+                    self.begun.insert(id, Begun { host: host.clone(), number, charge });
+                }
+            }
+            ClaimId::Reservation(_) => {
+                // Those of a batch may have gone to several.
+                let made = self
+                    .rows
+                    .reservations
+                    .values()
+                    .filter(|held| held.decision_id == row.id && held.state.holds());
+                (hosts, pools) = made.map(|held| (held.host.clone(), held.pool.clone())).unzip();
+            }
+        }
+        if step.is_none_or(|step| step.slot) {
+            for pool in pools {
+                self.pool_within_limit(&pool);
+            }
+        }
+        if step.is_none_or(|step| step.memory) || self.thaws > 0 {
+            for host in hosts {
+                self.host_within_budget(&host, row);
+            }
+        }
+    }
+
+    fn thaw_charge(&self, row: &SandboxRow) -> i64 {
+        let known = row.host.as_ref().and_then(|host| self.known.get(host));
+        let pool = row.pool.as_ref().and_then(|pool| self.rows.pools.get(pool));
+        let (Some(known), Some(pool)) = (known, pool) else { return 0 };
+        let shape = Shape {
+            memory: row.memory_mib,
+            overhead: row.overhead_mib,
+            vcpus: row.vcpus,
+            stateful: row.stateful,
+        };
+        let guest = known.guests.get(&row.id).copied();
+        let (charge, held) =
+            guest.unwrap_or((row.charge_mib, row.resident_mib.unwrap_or_default()));
+        let thawed = thawed_charge(known.regime, &pool.settings.reserve, &shape, held);
+        thawed.saturating_sub(charge).signed()
+    }
+
+    fn tenant_within_limits(&mut self, tenant: &TenantId) {
+        let Some(limits) = self.limits(tenant) else { return };
+        let mut used = [0_u64; 3];
+        let mut add = |memory: u64, vcpus: u64| {
+            used[0] += 1;
+            used[1] += vcpus;
+            used[2] += memory;
+        };
+        for row in self.rows.sandboxes.values() {
+            if row.tenant == *tenant && row.status.counts_for_quota() {
+                add(row.memory_mib.0, row.vcpus.0);
+            }
+        }
+        for row in self.rows.reservations.values() {
+            if row.tenant == *tenant && row.state.holds() {
+                add(row.memory_mib.0, row.vcpus.0);
+            }
+        }
+        let names = ["sandboxes", "vcpus", "memory_mib"];
+        let limits = [limits.sandboxes, limits.vcpus, limits.memory_mib];
+        for ((name, used), limit) in names.into_iter().zip(used).zip(limits) {
+            let ceiling = limit.limit.map(|limit_| limit.burst_limit.unwrap_or(limit_).max(limit_));
+            if let Some(ceiling) = ceiling
+                && used > ceiling
+            {
+                self.break_("I1", format!("{tenant} holds {used} {name} of {ceiling}"));
+            }
+        }
+    }
+
+    fn limits(&self, tenant: &TenantId) -> Option<ConcurrencyLimits> {
+        let row = self.rows.tenants.get(tenant)?;
+        let plan = &self.rows.plans.get(&row.plan)?.limits.concurrency;
+        let own = &row.overrides.concurrency;
+        let pick = |plan: Limit, own: Limit| if own.limit.is_some() { own } else { plan };
+        Some(ConcurrencyLimits {
+            sandboxes: pick(plan.sandboxes, own.sandboxes),
+            vcpus: pick(plan.vcpus, own.vcpus),
+            memory_mib: pick(plan.memory_mib, own.memory_mib),
+        })
+    }
+
+    fn pool_within_limit(&mut self, pool: &PoolName) {
+        let limit = self.rows.pools.get(pool).and_then(|pool| pool.settings.limit);
+        let held = self.slots_held(pool);
+        if let Some(limit) = limit
+            && held > limit
+        {
+            self.break_("I2", format!("pool {pool} holds {held} slots of {limit}"));
+        }
+    }
+
+    fn slots_held(&self, pool: &PoolName) -> u64 {
+        let sandboxes = self
+            .rows
+            .sandboxes
+            .values()
+            .filter(|row| row.pool.as_ref() == Some(pool))
+            .filter(|row| holds_slot(row.status, row.slot_released));
+        let reservations =
+            self.rows.reservations.values().filter(|row| row.pool == *pool && row.state.holds());
+        u64::try_from(sandboxes.count() + reservations.count()).unwrap_or(u64::MAX)
+    }
+
+    /// I3: what the host said that it still admits covers everything that it cannot have counted.
+    fn host_within_budget(&mut self, host: &HostId, row: &DecisionRow) {
+        // A frozen guest goes on where it is; its host decides when the cell cannot.
+        let thaws = self.thaws > 0;
+        if thaws && self.known.get(host).and_then(|known| known.admittable).is_none() {
+            return;
+        }
+        let Some(known) = self.known.get(host) else {
+            let detail = format!("{} goes to {host}, which has not reported", row.id);
+            return self.break_("I3", detail);
+        };
+        // There anything goes but state, and of a batch not all may be state.
+        if known.regime == Regime::None && (!row.stateful || row.items > 1) {
+            return;
+        }
+        let Some(admittable) = known.admittable else {
+            let detail = format!("{} goes to {host}, which admits nothing", row.id);
+            return self.break_("I3", detail);
+        };
+        let after = |number: u64| known.seen_through.is_none_or(|through| number > through);
+        let guests: i64 = self
+            .begun
+            .values()
+            .filter(|begun| begun.host == *host && after(begun.number))
+            .map(|begun| begun.charge)
+            .sum();
+        let held: i64 = self
+            .rows
+            .reservations
+            .values()
+            .filter(|held| held.host == *host && held.state.holds())
+            .filter(|held| !known.listed.contains(&held.id))
+            .map(|held| held.charge_mib.signed())
+            .sum();
+        if guests + held > admittable {
+            let detail = format!(
+                "{host} admits {admittable} MiB; {guests} for guests and {held} for reservations \
+                 are given out since, {} of it now",
+                row.charge_mib.0
+            );
+            self.break_("I3", detail);
+        }
+    }
+
+    /// A host begins a start.
+    pub(super) fn started(
+        &mut self,
+        node: &mut Node,
+        now: Timestamp,
+        fence: Fence,
+        guest: &GuestSpec,
+    ) {
+        if fence.epoch < node.fence.epoch {
+            let detail = format!("{} began {fence:?} after {:?}", node.id, node.fence);
+            self.break_("fence", detail);
+        }
+        node.fence = node.fence.max(fence);
+        let time = node.time(now);
+        let Some(host) = &node.host else { return };
+        if host.regime() == Regime::None && !guest.stateful {
+            return;
+        }
+        match host.account(time) {
+            Ok(account) => {
+                // The guest is in the sum already.
+                if account.admittable < 0 {
+                    let detail =
+                        format!("{} starts {} over its budget: {account:?}", node.id, guest.id);
+                    self.break_("I3", detail);
+                }
+                if account.stateful.signed() > account.budget && guest.stateful {
+                    let detail = format!("{} holds more state than memory: {account:?}", node.id);
+                    self.break_("I4", detail);
+                }
+            }
+            Err(why) => {
+                let detail = format!("{} starts {} and does not know: {why}", node.id, guest.id);
+                self.break_("I3", detail);
+            }
+        }
+    }
+
+    /// Nothing may hold any more.
+    pub(super) fn nothing_left(&mut self) {
+        let sandbox = self.rows.sandboxes.values().find(|row| !row.status.is_terminal());
+        let reservation = self.rows.reservations.values().find(|row| {
+            matches!(row.state, ReservationState::Reserved | ReservationState::Committed)
+        });
+        if let Some(row) = sandbox {
+            let detail = format!(
+                "{} is {} at the end ({})",
+                row.id,
+                row.status,
+                row.reason.as_deref().unwrap_or("no reason")
+            );
+            self.break_("end", detail);
+        } else if let Some(row) = reservation {
+            let detail = format!("{} is {} at the end", row.id, row.state.as_str());
+            self.break_("I5", detail);
+        }
+    }
+}
+
+fn charged(guest: &GuestReport) -> Option<(SandboxId, (Mib, Mib))> {
+    match guest.id {
+        ClaimId::Sandbox(id) => {
+            Some((id, (guest.charge_mib, guest.resident_mib.unwrap_or_default())))
+        }
+        ClaimId::Reservation(_) => None,
+    }
+}
+
+/// Whether a guest in this state takes memory that a command has asked for.
+const fn holds_memory(status: SandboxStatus, released: bool) -> bool {
+    match status {
+        SandboxStatus::Provisioning
+        | SandboxStatus::Running
+        | SandboxStatus::Pausing
+        | SandboxStatus::Resuming => true,
+        SandboxStatus::Paused | SandboxStatus::Terminating => !released,
+        _ => false,
+    }
+}

@@ -1,0 +1,95 @@
+//! The store: rows by key, one batch at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use plimsoll_engine::rows::{
+    Change, EndpointRow, HostRow, KeyRow, PlanRow, PoolRow, ReservationRow, Rows, SandboxRow,
+    TemplateRow, TenantRow, TenantStateRow, UsageRow,
+};
+use plimsoll_types::{
+    ClaimId, EndpointId, EventId, HostId, KeyId, PlanId, PoolName, ReservationId, SandboxId,
+    TemplateName, TenantId, Timestamp,
+};
+
+/// Rows as a store keeps them: a change replaces the whole row under its key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    pub(super) plans: BTreeMap<PlanId, PlanRow>,
+    pub(super) tenants: BTreeMap<TenantId, TenantRow>,
+    states: BTreeMap<TenantId, TenantStateRow>,
+    pub(super) pools: BTreeMap<PoolName, PoolRow>,
+    templates: BTreeMap<TemplateName, TemplateRow>,
+    keys: BTreeMap<KeyId, KeyRow>,
+    pub(super) hosts: BTreeMap<HostId, HostRow>,
+    pub(super) sandboxes: BTreeMap<SandboxId, SandboxRow>,
+    pub(super) reservations: BTreeMap<ReservationId, Arc<ReservationRow>>,
+    endpoints: BTreeMap<EndpointId, EndpointRow>,
+    usage: BTreeMap<(ClaimId, Timestamp), UsageRow>,
+    policies: BTreeMap<PoolName, (u64, Timestamp, String)>,
+    pub(super) last_event: Option<EventId>,
+}
+
+impl Table {
+    pub(super) fn apply(&mut self, change: &Change) {
+        match change.clone() {
+            Change::Plan(row) => drop(self.plans.insert(row.id.clone(), row)),
+            Change::PlanGone(id) => drop(self.plans.remove(&id)),
+            Change::Tenant(row) => drop(self.tenants.insert(row.id.clone(), row)),
+            Change::TenantGone(id) => {
+                self.tenants.remove(&id);
+                self.states.remove(&id);
+            }
+            Change::TenantState(row) => drop(self.states.insert(row.tenant.clone(), row)),
+            Change::Pool(row) => drop(self.pools.insert(row.name.clone(), row)),
+            Change::PoolGone(name) => {
+                self.pools.remove(&name);
+                self.policies.remove(&name);
+            }
+            Change::Template(row) => drop(self.templates.insert(row.name.clone(), row)),
+            Change::TemplateGone(name) => drop(self.templates.remove(&name)),
+            Change::Key(row) => drop(self.keys.insert(row.id, row)),
+            Change::KeyGone(id) => drop(self.keys.remove(&id)),
+            Change::Host(row) => drop(self.hosts.insert(row.id.clone(), row)),
+            Change::HostGone(id) => drop(self.hosts.remove(&id)),
+            Change::Sandbox(row) => drop(self.sandboxes.insert(row.id, *row)),
+            Change::SandboxGone(id) => drop(self.sandboxes.remove(&id)),
+            Change::Reservation(row) => drop(self.reservations.insert(row.id, row)),
+            Change::Endpoint(row) => drop(self.endpoints.insert(row.id, row)),
+            Change::EndpointGone(id) => drop(self.endpoints.remove(&id)),
+            Change::Usage(row) => drop(self.usage.insert((row.claim, row.hour), row)),
+            Change::Policy { pool, version, received_at, envelope } => {
+                self.policies.insert(pool, (version, received_at, envelope));
+            }
+            // Nothing is restored from it; the oracle looks at it on its way.
+            Change::Decision(_) => {}
+            Change::Event(row) => self.last_event = self.last_event.max(Some(row.id)),
+        }
+    }
+
+    /// What a restart loads.
+    pub(super) fn rows(&self) -> Rows {
+        fn all<K, V: Clone>(table: &BTreeMap<K, V>) -> Vec<V> {
+            table.values().cloned().collect()
+        }
+        Rows {
+            plans: all(&self.plans),
+            tenants: all(&self.tenants),
+            tenant_states: all(&self.states),
+            pools: all(&self.pools),
+            templates: all(&self.templates),
+            keys: all(&self.keys),
+            hosts: all(&self.hosts),
+            sandboxes: all(&self.sandboxes),
+            reservations: self.reservations.values().map(|row| (**row).clone()).collect(),
+            endpoints: all(&self.endpoints),
+            usage: all(&self.usage),
+            policies: self
+                .policies
+                .iter()
+                .map(|(pool, (version, at, text))| (pool.clone(), *version, *at, text.clone()))
+                .collect(),
+            last_event: self.last_event,
+        }
+    }
+}

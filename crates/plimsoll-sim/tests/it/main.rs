@@ -1,0 +1,3 @@
+//! The simulator's own tests.
+
+mod faults;
