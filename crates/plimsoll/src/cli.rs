@@ -13,6 +13,7 @@ use crate::client::{
 use crate::demo::Demo;
 use crate::failure::Failure;
 use crate::server::{agent, cell, up};
+use crate::sim::Sim;
 
 /// The load line for sandbox fleets: says whether a sandbox may be created, and where.
 ///
@@ -103,6 +104,8 @@ actions! {
     Agent(Box<agent::AgentCommand>),
     /// Show the load line at work on this machine, with real guests, in under two minutes
     Demo(Demo),
+    /// Run the real engine and real hosts in virtual time, under faults
+    Sim(Sim),
     /// Measure a cell on this machine
     Bench(Bench),
     /// Create a sandbox, waiting for room; prints its id

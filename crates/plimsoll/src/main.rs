@@ -12,6 +12,7 @@ mod failure;
 mod server;
 mod settings;
 mod show;
+mod sim;
 
 use std::process::ExitCode;
 
