@@ -137,68 +137,64 @@ const FULL_WINDOW: Millis = Millis::from_seconds(60);
 /// and for the error of the window.
 const FULL_SHARE: BasisPoints = BasisPoints(9000);
 
-/// For how long one guest has kept all of its vCPUs busy without a break.
+/// Averages one guest's use of its vCPUs over windows of a minute.
 ///
 /// ```
 /// use plimsoll_policy::abuse::FullCore;
-/// use plimsoll_types::{Millis, Timestamp, Vcpus};
+/// use plimsoll_types::{Timestamp, Vcpus};
 ///
-/// let mut guest = FullCore::default();
-/// for second in (0..120).step_by(10) {
-///     let (from, to) = (Timestamp(second * 1000), Timestamp((second + 10) * 1000));
-///     guest.observe(Vcpus(2), 19_000, from, to);
-/// }
-/// assert_eq!(guest.length(Timestamp(120_000)), Millis(120_000));
-/// guest.observe(Vcpus(2), 0, Timestamp(120_000), Timestamp(180_000));
-/// assert_eq!(guest.length(Timestamp(180_000)), Millis(0));
+/// let (mut guest, mut since) = (FullCore::default(), None);
+/// let mut run = |cpu_millis, from: i64, to: i64| {
+///     let window = guest.observe(Vcpus(2), cpu_millis, Timestamp(from), Timestamp(to));
+///     window.inspect(|window| since = window.busy_since(since)).map(|_| since)
+/// };
+/// assert_eq!(run(59_000, 0, 30_000), None, "half a window");
+/// assert_eq!(run(59_000, 30_000, 60_000), Some(Some(Timestamp(0))));
+/// assert_eq!(run(118_000, 60_000, 120_000), Some(Some(Timestamp(0))));
+/// assert_eq!(run(0, 120_000, 180_000), Some(None));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FullCore {
-    since: Option<Timestamp>,
-    window: Option<Timestamp>,
+    from: Option<Timestamp>,
     cpu_millis: u64,
 }
 
+/// One complete window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Its beginning.
+    pub from: Timestamp,
+    /// Whether all vCPUs were busy in it.
+    pub full: bool,
+}
+
+impl Window {
+    /// Since when all vCPUs have been busy without a break, given the same before this window.
+    #[must_use]
+    pub fn busy_since(self, before: Option<Timestamp>) -> Option<Timestamp> {
+        self.full.then(|| before.unwrap_or(self.from))
+    }
+}
+
 impl FullCore {
-    /// Goes on from what was written before a restart.
-    #[must_use]
-    pub const fn since(since: Option<Timestamp>) -> Self {
-        Self { since, window: None, cpu_millis: 0 }
-    }
-
-    /// Since when it lasts.
-    #[must_use]
-    pub const fn started(&self) -> Option<Timestamp> {
-        self.since
-    }
-
-    /// Takes what was used between two reports. `true` when a window is complete, and with it
-    /// what [`FullCore::length`] says may have moved.
+    /// Takes what was used between two reports, and gives the window that it completes.
     pub fn observe(
         &mut self,
         vcpus: Vcpus,
         cpu_millis: u64,
         from: Timestamp,
         to: Timestamp,
-    ) -> bool {
-        let window = *self.window.get_or_insert(from);
+    ) -> Option<Window> {
+        let from = *self.from.get_or_insert(from);
         self.cpu_millis = self.cpu_millis.saturating_add(cpu_millis);
-        let length = to.since(window);
+        let length = to.since(from);
         if length < FULL_WINDOW {
-            return false;
+            return None;
         }
         let all = u128::from(vcpus.0) * u128::from(length.0) * u128::from(FULL_SHARE.0);
         let used = u128::from(self.cpu_millis) * u128::from(BasisPoints::ONE.0);
-        self.since = if all > 0 && used >= all { self.since.or(Some(window)) } else { None };
-        self.window = Some(to);
-        self.cpu_millis = 0;
-        true
-    }
-
-    /// How long it has lasted.
-    #[must_use]
-    pub fn length(&self, now: Timestamp) -> Millis {
-        self.since.map_or(Millis::ZERO, |since| now.since(since))
+        *self = Self { from: Some(to), cpu_millis: 0 };
+        Some(Window { from, full: all > 0 && used >= all })
     }
 }
 
@@ -247,30 +243,27 @@ mod tests {
 
     #[test]
     fn a_break_of_a_minute_ends_a_run_and_jitter_does_not() {
-        let mut guest = FullCore::default();
+        let (mut guest, mut since) = (FullCore::default(), None);
+        let mut run = |vcpus, cpu_millis, from, to| {
+            let window = guest.observe(Vcpus(vcpus), cpu_millis, Timestamp(from), Timestamp(to));
+            if let Some(window) = window {
+                since = window.busy_since(since);
+            }
+            since
+        };
         let mut from = 0;
         // Full cores for an hour, each report up to four seconds early or late.
         for (turn, shift) in [0, 3, -4, 2, 0, -3, 4, 0].into_iter().cycle().take(360).enumerate() {
             let to = (turn as i64 + 1) * 10_000 + shift * 1000;
-            guest.observe(Vcpus(8), 80_000, Timestamp(from), Timestamp(to));
+            run(8, 80_000, from, to);
             from = to;
         }
-        assert!(guest.length(Timestamp(from)) >= Millis(3_500_000));
+        assert_eq!(run(8, 480_000, from, from + 60_000), Some(Timestamp(0)));
         // Seven of eight cores are not all of them.
-        let end = Timestamp(from + 120_000);
-        guest.observe(Vcpus(8), 7 * 60_000, Timestamp(from), Timestamp(from + 60_000));
-        assert!(guest.observe(Vcpus(8), 7 * 60_000, Timestamp(from + 60_000), end));
-        assert_eq!(guest.length(end), Millis::ZERO);
+        from += 60_000;
+        assert_eq!(run(8, 7 * 120_000, from, from + 120_000), None);
         // A guest without vCPUs keeps none busy.
-        assert!(guest.observe(Vcpus(0), 0, end, end + Millis(60_000)));
-        assert_eq!(guest.length(end + Millis(60_000)), Millis::ZERO);
-    }
-
-    #[test]
-    fn what_was_written_before_a_restart_goes_on() {
-        let mut guest = FullCore::since(Some(Timestamp(5)));
-        guest.observe(Vcpus(1), 60_000, Timestamp(100_000), Timestamp(160_000));
-        assert_eq!(guest.started(), Some(Timestamp(5)));
+        assert_eq!(run(0, 0, from + 120_000, from + 240_000), None);
     }
 
     #[test]

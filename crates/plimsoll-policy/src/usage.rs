@@ -45,7 +45,7 @@ pub struct Meter {
     pub at: Timestamp,
     /// Its CPU and egress are: when the last report that listed it was received.
     pub heard_at: Timestamp,
-    /// Since when it has kept all of its vCPUs busy ([`crate::abuse::FullCore`]).
+    /// Since when it has kept all of its vCPUs busy ([`crate::abuse::Window::busy_since`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_since: Option<Timestamp>,
     /// The highest totals seen, newest attempt first.

@@ -29,25 +29,17 @@ const YOUNG: Millis = Millis::from_seconds(24 * 3600);
 impl Engine {
     /// A guest's use of its cores has been averaged anew.
     pub(super) fn shape_moved(&mut self, now: Timestamp, claim: Claim, out: &mut Output) {
-        let (tenant, length) = match claim {
-            Claim::Sandbox(ix) => (self.sandboxes[ix].tenant, self.full_length(now, claim)),
-            Claim::Reservation(ix) => (self.reservations[ix].tenant, self.full_length(now, claim)),
+        let tenant = match claim {
+            Claim::Sandbox(ix) => self.sandboxes[ix].tenant,
+            Claim::Reservation(ix) => self.reservations[ix].tenant,
         };
         let suspected = self.tenants[tenant]
             .account
             .as_ref()
             .is_some_and(|account| account.shape.suspected_at.is_some());
-        if length >= FULL_FROM || suspected {
+        if self.busy_for(now, claim) >= FULL_FROM || suspected {
             self.look_at(now, tenant, out);
         }
-    }
-
-    fn full_length(&self, now: Timestamp, claim: Claim) -> Millis {
-        let meter = match claim {
-            Claim::Sandbox(ix) => self.sandboxes[ix].meter.as_ref(),
-            Claim::Reservation(ix) => self.reservations[ix].meter.as_ref(),
-        };
-        meter.map_or(Millis::ZERO, |meter| meter.full.length(now))
     }
 
     /// A caller gives back what was made at `created_at`.
@@ -85,7 +77,7 @@ impl Engine {
     fn signs(&self, now: Timestamp, ix: Ix) -> Signs {
         let tenant = &self.tenants[ix];
         let shape = tenant.account.as_ref().map_or_else(Default::default, |account| account.shape);
-        let longest = tenant.claims.iter().map(|claim| self.full_length(now, *claim)).max();
+        let longest = tenant.claims.iter().map(|claim| self.busy_for(now, *claim)).max();
         Signs {
             account_age: now.since(tenant.row.created_at),
             payment_method_ever: tenant.row.payment_method_ever,

@@ -3,6 +3,8 @@
 //!
 //! A tenant that uses nothing and has no limits costs nothing here.
 
+use std::sync::Arc;
+
 use plimsoll_policy::abuse::LastHour;
 use plimsoll_policy::consumption::{Amounts, Top};
 use plimsoll_policy::ladder::{Ladder, Notice};
@@ -144,6 +146,15 @@ impl Tenant {
         }
     }
 
+    /// Takes another anchor day: at once while nothing was ever used, and with the next period
+    /// where something was.
+    pub(crate) fn move_anchor(&mut self, now: Timestamp, day: AnchorDay) {
+        match self.account {
+            Some(_) => self.anchors.change(day, now),
+            None => self.anchors = Anchors::new(day),
+        }
+    }
+
     /// Its account in the period of this moment, made where there is none.
     pub(crate) fn account_at(&mut self, now: Timestamp) -> &mut Account {
         let anchors = self.anchors;
@@ -164,7 +175,7 @@ impl Tenant {
     }
 
     /// Takes other limits.
-    pub(crate) fn set_limits(&mut self, limits: PlanLimits) {
+    pub(crate) fn set_limits(&mut self, limits: Arc<PlanLimits>) {
         self.limits = limits;
         self.moves = self.has_moving_limits();
     }
@@ -210,11 +221,11 @@ impl Engine {
         if self.tenant_ix.get(&tenant.row.id) != Some(&ix) {
             return;
         }
-        let plan = self.plans.get(&tenant.row.plan).map(|plan| plan.limits);
+        let plan = tenant.lost_plan.as_ref().or_else(|| self.plans.get(&tenant.row.plan));
         let mut kept = Kept {
             bursts: tenant.bursts,
             buckets: tenant.buckets,
-            plan_limits: plan.or(tenant.lost_plan.as_deref().copied()),
+            plan_limits: plan.map(|limits| **limits),
             anchors: Some(tenant.anchors),
             ..Kept::default()
         };
@@ -282,9 +293,9 @@ impl Engine {
         if tenant.lost_plan.is_some()
             && let Some(limits) = kept.plan_limits
         {
-            tenant.lost_plan = Some(Box::new(limits));
-            let limits = super::admin::overlay(&limits, &tenant.row.overrides);
-            tenant.set_limits(limits);
+            let limits = Arc::new(limits);
+            tenant.set_limits(super::admin::overlay(&limits, &tenant.row.overrides));
+            tenant.lost_plan = Some(limits);
         }
         if kept.ladder == Ladder::default() && kept.shape == Shape::default() {
             return;
@@ -349,5 +360,29 @@ impl Engine {
             }
             _ => Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meter::ClaimMeter;
+    use super::*;
+    use crate::rows::Meter;
+
+    /// Of the 1 KiB that a tenant that does nothing may take, its name, its place in the map and
+    /// the allocator have the rest.
+    #[test]
+    fn an_idle_tenant_is_small_and_an_active_one_has_a_bound() {
+        assert!(size_of::<Tenant>() <= 640, "{}", size_of::<Tenant>());
+        assert!(size_of::<Account>() <= 512, "{}", size_of::<Account>());
+        let places = 3 * plimsoll_policy::consumption::TOP_PLACES * size_of::<(ClaimId, Amounts)>();
+        assert!(places <= 2_048, "{places}");
+    }
+
+    /// Of the 1 KiB of a live sandbox's record.
+    #[test]
+    fn metering_adds_a_quarter_kib_to_a_sandbox() {
+        let sizes = (size_of::<Meter>(), size_of::<ClaimMeter>());
+        assert!(sizes.0 + sizes.1 <= 256, "{sizes:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Operators' changes. Each takes effect with the next decision.
 
+use std::sync::Arc;
+
 use plimsoll_policy::period::Anchors;
 use plimsoll_types::{PlanId, PoolName, RefusalCode, TenantId, Timestamp};
 
@@ -83,8 +85,8 @@ impl Engine {
         out: &mut Output,
     ) -> Result<(), Refusal> {
         out.changes.push(Change::Plan(row.clone()));
-        let (id, limits) = (row.id.clone(), row.limits);
-        self.plans.insert(row.id.clone(), row);
+        let (id, limits) = (row.id, Arc::new(row.limits));
+        self.plans.insert(id.clone(), Arc::clone(&limits));
         for ix in self.tenants.numbers() {
             if self.tenants[ix].row.plan == id {
                 let limits = overlay(&limits, &self.tenants[ix].row.overrides);
@@ -95,20 +97,23 @@ impl Engine {
     }
 
     /// A tenant has other limits from now on.
-    fn limits_changed(&mut self, now: Timestamp, ix: Ix, limits: PlanLimits, out: &mut Output) {
+    fn limits_changed(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        limits: Arc<PlanLimits>,
+        out: &mut Output,
+    ) {
         let tenant = &mut self.tenants[ix];
         // What was in use until now is settled under the old limits.
         tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
         tenant.lost_plan = None;
-        let before = tenant.limits.consumption;
+        let (before, after) = (tenant.limits.consumption, limits.consumption);
         tenant.set_limits(limits);
-        if limits.consumption.allows_more_than(&before) {
+        if after.allows_more_than(&before) {
             self.upgraded(now, ix, out);
         }
-        let tenant = &self.tenants[ix];
-        if tenant.account.is_some() || !limits.consumption.is_unlimited() {
-            self.metered.insert(ix);
-        }
+        self.metered.insert(ix);
         self.stir_waiters_of(ix);
         self.write_soon(now, ix);
     }
@@ -139,17 +144,17 @@ impl Engine {
             refusal.known = self.plans.keys().map(ToString::to_string).collect();
             return Err(refusal);
         };
-        let limits = overlay(&plan.limits, &row.overrides);
+        let limits = overlay(plan, &row.overrides);
         row.payment_method_ever |= row.payment_method;
         let ix = match self.tenant_ix.get(&row.id).copied() {
             Some(ix) => {
                 let tenant = &mut self.tenants[ix];
                 row.payment_method_ever |= tenant.row.payment_method_ever;
-                tenant.anchors.change(anchor_of(row.anchor_day), now);
+                tenant.move_anchor(now, anchor_of(row.anchor_day));
                 tenant.row = row;
                 ix
             }
-            None => self.insert_tenant(now, row, limits),
+            None => self.insert_tenant(now, row, Arc::clone(&limits)),
         };
         self.abuse_reviewed(now, ix, out);
         self.limits_changed(now, ix, limits, out);
@@ -161,13 +166,13 @@ impl Engine {
         &mut self,
         now: Timestamp,
         row: TenantRow,
-        limits: PlanLimits,
+        limits: Arc<PlanLimits>,
     ) -> Ix {
         let id = row.id.clone();
         let mut tenant = Tenant {
             anchors: Anchors::new(anchor_of(row.anchor_day)),
             row,
-            limits: PlanLimits::default(),
+            limits: Arc::clone(&limits),
             used: super::state::Use::default(),
             waiting: 0,
             bursts: plimsoll_policy::quota::Bursts::default(),
@@ -418,8 +423,11 @@ impl Engine {
     }
 }
 
-/// A plan's limits with a tenant's own on top.
-pub(super) fn overlay(plan: &PlanLimits, own: &PlanLimits) -> PlanLimits {
+/// A plan's limits with a tenant's own on top, shared where it has none.
+pub(super) fn overlay(plan: &Arc<PlanLimits>, own: &PlanLimits) -> Arc<PlanLimits> {
+    if *own == PlanLimits::default() {
+        return Arc::clone(plan);
+    }
     let limit = |plan: Limit, own: Limit| Limit {
         limit: own.limit.or(plan.limit),
         burst_limit: if own.limit.is_some() {
@@ -429,7 +437,7 @@ pub(super) fn overlay(plan: &PlanLimits, own: &PlanLimits) -> PlanLimits {
         },
     };
     let (p, o) = (&plan.concurrency, &own.concurrency);
-    PlanLimits {
+    Arc::new(PlanLimits {
         concurrency: ConcurrencyLimits {
             sandboxes: limit(p.sandboxes, o.sandboxes),
             vcpus: limit(p.vcpus, o.vcpus),
@@ -448,7 +456,7 @@ pub(super) fn overlay(plan: &PlanLimits, own: &PlanLimits) -> PlanLimits {
             resumes_per_minute: own.rate.resumes_per_minute.or(plan.rate.resumes_per_minute),
             resumes_per_hour: own.rate.resumes_per_hour.or(plan.rate.resumes_per_hour),
         },
-    }
+    })
 }
 
 fn missing(what: &str, name: &dyn std::fmt::Display) -> Refusal {

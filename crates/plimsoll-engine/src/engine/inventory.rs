@@ -185,7 +185,7 @@ impl Engine {
         row.resident_mib = guest.resident_mib;
         row.measured = guest.measured;
         let moved = before != (row.charge_mib, row.resident_mib, row.measured);
-        self.remeter(now, ix, out);
+        self.remeter(now, ix);
         let sandbox = &mut self.sandboxes[ix];
         if moved && now.since(sandbox.measured_written_at) >= interval {
             sandbox.measured_written_at = now;

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_policy::consumption::Amounts;
 use plimsoll_policy::deletion::{self, Missing};
 use plimsoll_policy::fresh::Freshness;
 use plimsoll_policy::ladder::{Act, Facts, Notice, Rung};
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Engine;
 use super::account::Said;
-use super::state::{Claim, Ix, Timer};
+use super::state::{Claim, Ix, Tenant, Timer};
 use crate::output::Output;
 use crate::rows::{EndpointRow, PausedBy};
 
@@ -37,7 +38,9 @@ impl Engine {
     /// Looks at every tenant that something has moved for.
     pub(super) fn step_ladders(&mut self, now: Timestamp, out: &mut Output) {
         while let Some(ix) = self.metered.pop_first() {
-            if self.tenants.get(ix).is_some() {
+            // One that was removed may still be named by ended records that use came late for.
+            let here = |tenant: &Tenant| self.tenant_ix.get(&tenant.row.id) == Some(&ix);
+            if self.tenants.get(ix).is_some_and(here) {
                 self.step_ladder(now, ix, out);
             }
         }
@@ -92,6 +95,11 @@ impl Engine {
     }
 
     fn step_ladder(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        let tenant = &self.tenants[ix];
+        let limits = &tenant.limits.consumption;
+        if tenant.account.is_none() && !limits.is_exhausted(&Amounts::default()) {
+            return;
+        }
         let facts = self.ladder_facts(now, ix);
         let rule = self.config.ladder;
         let account = self.tenants[ix].account_at(now);
@@ -332,9 +340,8 @@ impl Engine {
         }
         let idle = self.config.hibernate_idle;
         let active = row.last_active_at.max(row.started_at.unwrap_or(row.created_at));
-        let quiet = sandbox.meter.as_ref().map_or(Millis::ZERO, |meter| meter.quiet_for());
         let failed = sandbox.pause_failed_at.is_some_and(|at| now.since(at) < PAUSE_AGAIN);
-        !failed && now.since(active) >= idle && quiet >= idle
+        !failed && now.since(active) >= idle && self.quiet_for(ix) >= idle
     }
 
     /// Names what will be deleted, and when.

@@ -79,7 +79,7 @@ impl Engine {
         }
         let after = share(sandbox);
         self.settle(now, ix, before, after, out);
-        self.remeter(now, ix, out);
+        self.remeter(now, ix);
         self.write(ix, out);
         if moved {
             let row = &self.sandboxes[ix].row;
@@ -195,8 +195,9 @@ impl Engine {
         self.relist(host);
     }
 
-    /// Writes a sandbox's row.
-    pub(super) fn write(&self, ix: Ix, out: &mut Output) {
+    /// Writes a sandbox's row, and with it what it has used and was not written yet.
+    pub(super) fn write(&mut self, ix: Ix, out: &mut Output) {
+        self.write_hours(Claim::Sandbox(ix), out);
         out.changes.push(Change::Sandbox(Box::new(self.sandboxes[ix].row.clone())));
     }
 

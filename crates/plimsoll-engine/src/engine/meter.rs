@@ -21,7 +21,7 @@ use serde_json::json;
 use smallvec::SmallVec;
 
 use super::Engine;
-use super::state::{Claim, Ix};
+use super::state::{Claim, Ix, Reservation, Sandbox};
 use crate::output::{Observation, Output};
 use crate::rows::{Change, OTHER_CLAIMS, ReservationRow, ReservationState, SandboxRow, UsageRow};
 
@@ -82,11 +82,11 @@ struct Hour {
     written: bool,
 }
 
-/// How one claim is being metered.
+/// How one claim is being metered, beside what its row says: how far everything is credited.
+///
+/// The row is never written without the hours that stand behind it, nor they without the row.
 #[derive(Debug)]
 pub(crate) struct ClaimMeter {
-    /// How far everything is credited; what the row says lags behind by what is not written.
-    meter: Meter,
     held: Held,
     /// Hours that may still be credited, the oldest first.
     hours: SmallVec<[Hour; 1]>,
@@ -94,7 +94,7 @@ pub(crate) struct ClaimMeter {
     /// What it has used in its tenant's period of this start.
     period: Timestamp,
     used: Amounts,
-    pub(crate) full: FullCore,
+    full: FullCore,
     /// When it was last seen to do something.
     busy_at: Timestamp,
     /// Whether a total of it was not believed, and that was said.
@@ -102,23 +102,17 @@ pub(crate) struct ClaimMeter {
 }
 
 impl ClaimMeter {
-    fn new(meter: Meter, held: Held) -> Self {
-        Self {
-            full: FullCore::since(meter.full_since),
-            busy_at: meter.heard_at,
-            written_at: meter.at,
-            meter,
+    fn new(meter: &Meter, held: Held) -> Box<Self> {
+        Box::new(Self {
             held,
             hours: SmallVec::new(),
+            written_at: meter.at,
             period: Timestamp(0),
             used: Amounts::default(),
+            full: FullCore::default(),
+            busy_at: meter.heard_at,
             doubted: false,
-        }
-    }
-
-    /// For how long, up to the last report, it has been seen to do next to nothing.
-    pub(crate) fn quiet_for(&self) -> Millis {
-        self.meter.heard_at.since(self.busy_at)
+        })
     }
 
     fn add(&mut self, start: Timestamp, part: Amounts) {
@@ -132,42 +126,64 @@ impl ClaimMeter {
         }
     }
 
-    /// Up to when both clocks have come: no hour before it is credited any more.
-    fn settled(&self) -> Timestamp {
-        self.meter.at.min(self.meter.heard_at)
+    fn has_unwritten(&self) -> bool {
+        self.hours.iter().any(|hour| !hour.written)
     }
 }
 
+/// Up to when both clocks have come: no hour before it is credited any more.
+fn settled(meter: &Meter) -> Timestamp {
+    meter.at.min(meter.heard_at)
+}
+
 impl Engine {
-    fn meter_of(&self, claim: Claim) -> Option<&ClaimMeter> {
+    fn meter_of(&self, claim: Claim) -> (&Meter, Option<&ClaimMeter>) {
         match claim {
-            Claim::Sandbox(ix) => self.sandboxes[ix].meter.as_deref(),
-            Claim::Reservation(ix) => self.reservations[ix].meter.as_deref(),
+            Claim::Sandbox(ix) => {
+                let sandbox = &self.sandboxes[ix];
+                (&sandbox.row.meter, sandbox.meter.as_deref())
+            }
+            Claim::Reservation(ix) => {
+                let reservation = &self.reservations[ix];
+                (&reservation.row.meter, reservation.meter.as_deref())
+            }
         }
     }
 
-    /// A claim's meter, made from its row where it has none.
-    pub(super) fn meter_mut(&mut self, claim: Claim, now: Timestamp) -> &mut ClaimMeter {
-        let from_row = |meter: &Meter, held: Held| {
-            let mut meter = meter.clone();
-            if meter.is_unused() {
-                meter.begin(now);
-            }
-            Box::new(ClaimMeter::new(meter, held))
-        };
+    /// How far a claim is credited, and how it is metered, begun now where it was not yet.
+    fn meter_mut(&mut self, now: Timestamp, claim: Claim) -> (&mut Meter, &mut ClaimMeter) {
         match claim {
             Claim::Sandbox(ix) => {
-                let sandbox = &mut self.sandboxes[ix];
-                let row = &sandbox.row;
-                sandbox.meter.get_or_insert_with(|| from_row(&row.meter, Held::of_sandbox(row)))
+                let Sandbox { row, meter, .. } = &mut self.sandboxes[ix];
+                if row.meter.is_unused() {
+                    row.meter.begin(now);
+                }
+                let held = Held::of_sandbox(row);
+                let meter = meter.get_or_insert_with(|| ClaimMeter::new(&row.meter, held));
+                (&mut row.meter, meter)
             }
             Claim::Reservation(ix) => {
-                let reservation = &mut self.reservations[ix];
-                let row = &reservation.row;
+                let Reservation { row, meter, .. } = &mut self.reservations[ix];
+                let row = Arc::make_mut(row);
+                if row.meter.is_unused() {
+                    row.meter.begin(now);
+                }
                 let held = Held::of_reservation(row);
-                reservation.meter.get_or_insert_with(|| from_row(&row.meter, held))
+                let meter = meter.get_or_insert_with(|| ClaimMeter::new(&row.meter, held));
+                (&mut row.meter, meter)
             }
         }
+    }
+
+    /// For how long a claim has kept all of its vCPUs busy without a break.
+    pub(super) fn busy_for(&self, now: Timestamp, claim: Claim) -> Millis {
+        self.meter_of(claim).0.full_since.map_or(Millis::ZERO, |since| now.since(since))
+    }
+
+    /// For how long, up to the last report, a sandbox has been seen to do next to nothing.
+    pub(super) fn quiet_for(&self, ix: Ix) -> Millis {
+        let (position, meter) = self.meter_of(Claim::Sandbox(ix));
+        meter.map_or(Millis::ZERO, |meter| position.heard_at.since(meter.busy_at))
     }
 
     fn claim_facts(&self, claim: Claim) -> (ClaimId, Ix, Timestamp, Vcpus) {
@@ -205,22 +221,28 @@ impl Engine {
             egress_bytes: guest.egress_bytes_total,
         };
         let believed = self.believes(now, host, created_at, totals);
-        let meter = self.meter_mut(claim, now);
-        let from = meter.meter.heard_at;
-        meter.meter.heard_at = now;
+        let (position, meter) = self.meter_mut(now, claim);
+        let from = std::mem::replace(&mut position.heard_at, now);
         let mut more = Totals::default();
         if believed {
-            more = meter.meter.credit(guest.attempt, totals);
-        } else if !std::mem::replace(&mut meter.doubted, true) {
-            self.doubt(now, host, claim, totals, out);
+            more = position.credit(guest.attempt, totals);
         }
-        let meter = self.meter_mut(claim, now);
         if more.cpu_millis.saturating_mul(BUSY_SHARE_OF_A_CORE) > now.since(from).0 {
             meter.busy_at = now;
         }
-        let looked = guest.status == GuestStatus::Running
-            && meter.full.observe(vcpus, more.cpu_millis, from, now);
-        meter.meter.full_since = meter.full.started();
+        let window = if guest.status == GuestStatus::Running {
+            meter.full.observe(vcpus, more.cpu_millis, from, now)
+        } else {
+            meter.full = FullCore::default();
+            position.full_since = None;
+            None
+        };
+        if let Some(window) = window {
+            position.full_since = window.busy_since(position.full_since);
+        }
+        if !believed && !std::mem::replace(&mut meter.doubted, true) {
+            self.doubt(now, host, claim, totals, out);
+        }
         let used = Amounts {
             cpu_millis: more.cpu_millis,
             egress_bytes: more.egress_bytes,
@@ -236,10 +258,8 @@ impl Engine {
             self.credit_memory(now, claim);
         }
         // Of one that is over, this may be the last word.
-        if self.write_usage(now, claim, over, out) {
-            self.write_claim(claim, out);
-        }
-        if looked {
+        self.write_usage(now, claim, over, out);
+        if window.is_some() {
             self.shape_moved(now, claim, out);
         }
     }
@@ -252,10 +272,8 @@ impl Engine {
         }
         let claim = Claim::Reservation(ix);
         self.credit_memory(now, claim);
-        self.meter_mut(claim, now).meter.heard_at = now;
-        if self.write_usage(now, claim, false, out) {
-            self.write_claim(claim, out);
-        }
+        self.meter_mut(now, claim).0.heard_at = now;
+        self.write_usage(now, claim, false, out);
     }
 
     /// Whether a guest can have used so much since its record was made.
@@ -275,51 +293,41 @@ impl Engine {
     }
 
     /// The ledger's view of a sandbox's memory may have changed: what was held until now is
-    /// credited, unless the sandbox turns out to have been lost.
-    pub(super) fn remeter(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+    /// credited, unless the sandbox turns out to have been lost. The caller writes the row.
+    pub(super) fn remeter(&mut self, now: Timestamp, ix: Ix) {
         let sandbox = &self.sandboxes[ix];
-        let (held, claim) = (Held::of_sandbox(&sandbox.row), Claim::Sandbox(ix));
+        let held = Held::of_sandbox(&sandbox.row);
         let before = sandbox.meter.as_ref().map_or(Held::NOTHING, |meter| meter.held);
-        let known = sandbox.row.status != SandboxStatus::Failed;
         if held != before {
-            self.hold_memory(now, claim, held, known);
-        }
-        // Where memory begins or ceases to be used stands in the row from the same batch on.
-        let turned = held != before && (held == Held::NOTHING || before == Held::NOTHING);
-        let status = self.sandboxes[ix].row.status;
-        if turned || status.is_terminal() || status == SandboxStatus::Terminating {
-            self.write_usage(now, claim, true, out);
+            let known = sandbox.row.status != SandboxStatus::Failed;
+            self.hold_memory(now, Claim::Sandbox(ix), held, known);
         }
     }
 
     /// A sandbox that uses memory is metered on from where its row says.
     pub(super) fn meter_restored(&mut self, now: Timestamp, ix: Ix) {
         if Held::of_sandbox(&self.sandboxes[ix].row) != Held::NOTHING {
-            self.meter_mut(Claim::Sandbox(ix), now);
+            self.meter_mut(now, Claim::Sandbox(ix));
         }
     }
 
     /// A reservation is committed: its memory is used from where its row says on.
     pub(super) fn meter_commit(&mut self, ix: Ix) {
-        let reservation = &mut self.reservations[ix];
-        let held = Held::of_reservation(&reservation.row);
-        if let Some(meter) = reservation.meter.as_deref_mut() {
-            meter.meter.begin(reservation.row.meter.at);
-            meter.held = held;
+        let Reservation { row, meter, .. } = &mut self.reservations[ix];
+        if let Some(meter) = meter {
+            meter.held = Held::of_reservation(row);
         }
     }
 
-    /// A reservation has ended. The caller writes its row.
-    pub(super) fn meter_end(&mut self, now: Timestamp, ix: Ix, lost: bool, out: &mut Output) {
+    /// A reservation is about to end. The caller writes its row.
+    pub(super) fn meter_end(&mut self, now: Timestamp, ix: Ix, lost: bool) {
         let reservation = &self.reservations[ix];
         let row = &reservation.row;
         let unseen = reservation.meter.is_none();
         if unseen && (row.state != ReservationState::Committed || row.meter.at == now) {
             return;
         }
-        let claim = Claim::Reservation(ix);
-        self.hold_memory(now, claim, Held::NOTHING, !lost);
-        self.write_usage(now, claim, true, out);
+        self.hold_memory(now, Claim::Reservation(ix), Held::NOTHING, !lost);
     }
 
     /// From now on a claim holds other memory; what it held until now is credited if it is known
@@ -328,16 +336,15 @@ impl Engine {
         if known {
             self.credit_memory(now, claim);
         }
-        let meter = self.meter_mut(claim, now);
-        meter.meter.at = now;
+        let (position, meter) = self.meter_mut(now, claim);
+        position.at = now;
         meter.held = held;
     }
 
     fn credit_memory(&mut self, now: Timestamp, claim: Claim) {
-        let meter = self.meter_mut(claim, now);
-        let from = meter.meter.at;
+        let (position, meter) = self.meter_mut(now, claim);
+        let from = std::mem::replace(&mut position.at, now);
         let used = meter.held.over(now.since(from));
-        meter.meter.at = now;
         self.credit(now, claim, used, from);
     }
 
@@ -357,7 +364,7 @@ impl Engine {
     }
 
     fn credit_hour(&mut self, now: Timestamp, claim: Claim, hour: Timestamp, part: Amounts) {
-        self.meter_mut(claim, now).add(hour, part);
+        self.meter_mut(now, claim).1.add(hour, part);
         let (id, tenant, ..) = self.claim_facts(claim);
         let state = &mut self.tenants[tenant];
         let account = state.account_at(hour);
@@ -370,7 +377,7 @@ impl Engine {
         if !state.limits.consumption.is_unlimited() {
             self.metered.insert(tenant);
         }
-        let meter = self.meter_mut(claim, now);
+        let (_, meter) = self.meter_mut(now, claim);
         if meter.period != period {
             meter.period = period;
             meter.used = Amounts::default();
@@ -381,63 +388,46 @@ impl Engine {
     }
 
     /// Writes what was credited and not written, if it is time: at the end of an hour, every so
-    /// often, and at once where `always` says so. `true` when the claim's row is to be written
-    /// with it.
-    pub(super) fn write_usage(
-        &mut self,
-        now: Timestamp,
-        claim: Claim,
-        always: bool,
-        out: &mut Output,
-    ) -> bool {
-        let Some(meter) = self.meter_of(claim) else { return false };
-        let unwritten = meter.hours.iter().any(|hour| !hour.written);
+    /// often, and at once where `always` says so.
+    fn write_usage(&mut self, now: Timestamp, claim: Claim, always: bool, out: &mut Output) {
+        let (_, Some(meter)) = self.meter_of(claim) else { return };
         let due = always
             || now.since(meter.written_at) >= self.config.usage_write_interval
             || meter.hours.iter().any(|hour| !hour.written && hour.start < hour_of(now));
-        let write = unwritten && due;
-        if write {
-            let (id, tenant, ..) = self.claim_facts(claim);
-            let name = self.tenants[tenant].row.id.clone();
-            for hour in meter.hours.iter().filter(|hour| !hour.written) {
-                out.changes.push(Change::Usage(UsageRow {
-                    tenant: name.clone(),
-                    claim: id,
-                    hour: hour.start,
-                    cpu_millis: hour.used.cpu_millis,
-                    charged_mib_millis: hour.used.charged_mib_millis,
-                    resident_mib_millis: hour.used.resident_mib_millis,
-                    egress_bytes: hour.used.egress_bytes,
-                }));
-            }
-        }
-        let meter = self.meter_mut(claim, now);
-        if write {
-            meter.written_at = now;
-            for hour in &mut meter.hours {
-                hour.written = true;
-            }
-        }
-        let settled = hour_of(meter.settled());
-        meter.hours.retain(|hour| !hour.written || hour.start >= settled);
-        if write || always {
-            let position = meter.meter.clone();
+        if due && meter.has_unwritten() {
             match claim {
-                Claim::Sandbox(ix) => self.sandboxes[ix].row.meter = position,
-                Claim::Reservation(ix) => {
-                    Arc::make_mut(&mut self.reservations[ix].row).meter = position;
-                }
+                Claim::Sandbox(ix) => self.write(ix, out),
+                Claim::Reservation(ix) => self.edit(ix, out, |_| {}),
             }
         }
-        write
     }
 
-    fn write_claim(&self, claim: Claim, out: &mut Output) {
-        match claim {
-            Claim::Sandbox(ix) => self.write(ix, out),
-            Claim::Reservation(ix) => {
-                out.changes.push(Change::Reservation(Arc::clone(&self.reservations[ix].row)));
-            }
+    /// What goes with a claim's row whenever that is written: the hours behind its figures.
+    pub(super) fn write_hours(&mut self, claim: Claim, out: &mut Output) {
+        let (position, Some(meter)) = self.meter_of(claim) else { return };
+        if !meter.has_unwritten() {
+            return;
+        }
+        let (written_at, settled) =
+            (position.at.max(position.heard_at), hour_of(settled(position)));
+        let (id, tenant, ..) = self.claim_facts(claim);
+        let tenant = &self.tenants[tenant].row.id;
+        for hour in meter.hours.iter().filter(|hour| !hour.written) {
+            out.changes.push(Change::Usage(UsageRow {
+                tenant: tenant.clone(),
+                claim: id,
+                hour: hour.start,
+                cpu_millis: hour.used.cpu_millis,
+                charged_mib_millis: hour.used.charged_mib_millis,
+                resident_mib_millis: hour.used.resident_mib_millis,
+                egress_bytes: hour.used.egress_bytes,
+            }));
+        }
+        let (_, meter) = self.meter_mut(written_at, claim);
+        meter.written_at = written_at;
+        meter.hours.retain(|hour| hour.start >= settled);
+        for hour in &mut meter.hours {
+            hour.written = true;
         }
     }
 
@@ -445,9 +435,7 @@ impl Engine {
     /// be forgotten by a crash that forgets a part of it.
     pub(super) fn write_all_usage(&mut self, now: Timestamp, tenant: Ix, out: &mut Output) {
         for claim in self.tenants[tenant].claims.clone() {
-            if self.write_usage(now, claim, true, out) {
-                self.write_claim(claim, out);
-            }
+            self.write_usage(now, claim, true, out);
         }
     }
 
@@ -473,8 +461,8 @@ impl Engine {
             if let Some(claim) = claim
                 && row.hour >= kept_from
             {
-                let meter = self.meter_mut(claim, now);
-                if row.hour >= hour_of(meter.settled()) {
+                let (position, meter) = self.meter_mut(now, claim);
+                if row.hour >= hour_of(settled(position)) {
                     meter.add(row.hour, used);
                     meter.hours.iter_mut().for_each(|hour| hour.written = true);
                 }
@@ -499,7 +487,7 @@ impl Engine {
                 }
             };
             if let Some(claim) = claim {
-                let meter = self.meter_mut(claim, now);
+                let (_, meter) = self.meter_mut(now, claim);
                 (meter.period, meter.used) = (period, used);
             }
             if !self.tenants[tenant].limits.consumption.is_unlimited() {

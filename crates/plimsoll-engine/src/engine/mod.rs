@@ -28,6 +28,7 @@ mod state;
 mod timers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use plimsoll_types::{
     DecisionId, EndpointId, EventId, KeyId, PlanId, PoolName, ReservationId, SandboxId,
@@ -37,7 +38,7 @@ use plimsoll_types::{
 use crate::command::{Caller, Command, Input, Token};
 use crate::config::EngineConfig;
 use crate::output::{Effect, Observation, Output, Refusal, Reply};
-use crate::rows::{Change, EndpointRow, EventRow, KeyRow, PlanRow, TemplateRow};
+use crate::rows::{Change, EndpointRow, EventRow, KeyRow, PlanLimits, TemplateRow};
 pub use restore::RestoreError;
 use slab::Slab;
 use state::{
@@ -67,7 +68,8 @@ pub struct Engine {
     /// The latest time that an event's id carries.
     event_millis: u64,
     arrivals: u64,
-    plans: BTreeMap<PlanId, PlanRow>,
+    /// The limits of every plan, shared with the tenants that have none of their own on top.
+    plans: BTreeMap<PlanId, Arc<PlanLimits>>,
     tenants: Slab<Tenant>,
     tenant_ix: Map<TenantId, Ix>,
     pools: Slab<Pool>,

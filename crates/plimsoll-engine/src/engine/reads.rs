@@ -16,7 +16,7 @@ use crate::output::{
     ConcurrencyView, ConsumptionView, Counts, Disposition, Gauges, HostGauge, HostView, Output,
     PoolView, QuotaView, RateView, Refusal, Reply,
 };
-use crate::rows::{ReservationState, Role};
+use crate::rows::{PlanRow, ReservationState, Role};
 
 impl Engine {
     pub(super) fn read(
@@ -65,7 +65,12 @@ impl Engine {
                 None => refused(RefusalCode::NotFound, format!("no host {id}")),
             },
             Read::Pools => Reply::Pools(self.pool_views()),
-            Read::Plans => Reply::Plans(self.plans.values().cloned().collect()),
+            Read::Plans => Reply::Plans(
+                self.plans
+                    .iter()
+                    .map(|(id, limits)| PlanRow { id: id.clone(), limits: **limits })
+                    .collect(),
+            ),
             Read::Tenants { after, limit } => {
                 let rows = super::admin::sorted_tenants(&self.tenant_ix)
                     .into_iter()

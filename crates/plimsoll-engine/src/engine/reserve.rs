@@ -671,7 +671,7 @@ impl Engine {
         // One that its host lists no more, or that is lost with its host, ended unseen.
         let lost =
             state == ReservationState::Expired || self.reservations[ix].missing_since.is_some();
-        self.meter_end(now, ix, lost, out);
+        self.meter_end(now, ix, lost);
         self.let_go(now, ix, out);
         self.edit(ix, out, |row| {
             row.state = state;
@@ -700,9 +700,15 @@ impl Engine {
         self.event(now, "reservation.revived", Some(row.tenant.clone()), data, out);
     }
 
-    /// Changes a reservation's row and writes it. The row that earlier changes and replies share
-    /// stays as it was.
-    fn edit(&mut self, ix: Ix, out: &mut Output, change: impl FnOnce(&mut ReservationRow)) {
+    /// Changes a reservation's row and writes it, and with it what was used and not written yet.
+    /// The row that earlier changes and replies share stays as it was.
+    pub(super) fn edit(
+        &mut self,
+        ix: Ix,
+        out: &mut Output,
+        change: impl FnOnce(&mut ReservationRow),
+    ) {
+        self.write_hours(Claim::Reservation(ix), out);
         let row = &mut self.reservations[ix].row;
         change(Arc::make_mut(row));
         out.changes.push(Change::Reservation(Arc::clone(row)));

@@ -1,5 +1,7 @@
 //! From rows to an engine: what a restart does.
 
+use std::sync::Arc;
+
 use plimsoll_types::{PlanId, SandboxStatus, Timestamp};
 
 use super::Engine;
@@ -55,7 +57,7 @@ impl Engine {
             minted: 0,
             event_millis: u64::try_from(last_event).unwrap_or_default(),
             arrivals: 0,
-            plans: rows.plans.into_iter().map(|row| (row.id.clone(), row)).collect(),
+            plans: rows.plans.into_iter().map(|row| (row.id, Arc::new(row.limits))).collect(),
             tenants: Slab::default(),
             tenant_ix: Map::default(),
             pools: Slab::default(),
@@ -141,40 +143,42 @@ impl Engine {
             out.changes.push(crate::rows::Change::Pool(row.clone()));
             self.insert_pool(row);
         }
-        let default_plan = PlanId::new("default").expect("a valid name");
-        if !self.plans.contains_key(&default_plan) {
-            let row = PlanRow {
-                id: default_plan.clone(),
-                limits: PlanLimits {
-                    concurrency: ConcurrencyLimits {
-                        sandboxes: Limit::flat(DEFAULT_PLAN_SANDBOXES),
-                        ..ConcurrencyLimits::default()
-                    },
-                    ..PlanLimits::default()
+        let id = PlanId::new("default").expect("a valid name");
+        let default_plan = self.plans.get(&id).cloned().unwrap_or_else(|| {
+            Arc::new(PlanLimits {
+                concurrency: ConcurrencyLimits {
+                    sandboxes: Limit::flat(DEFAULT_PLAN_SANDBOXES),
+                    ..ConcurrencyLimits::default()
                 },
-            };
-            out.changes.push(crate::rows::Change::Plan(row.clone()));
-            self.plans.insert(default_plan.clone(), row);
-        }
+                ..PlanLimits::default()
+            })
+        });
+        let first = tenants.is_empty();
         for row in tenants {
-            let plan = self.plans.get(&row.plan);
             // A plan that cannot be read is no reason to refuse anybody: the limits last known
             // stand in for it, and the default plan's where none are known.
-            let lost = plan.is_none();
-            let limits = plan.or_else(|| self.plans.get(&default_plan)).map(|plan| plan.limits);
-            let limits = limits.unwrap_or_default();
-            let ix = self.insert_tenant(now, row, PlanLimits::default());
+            let plan = self.plans.get(&row.plan).cloned();
+            let lost = plan.is_none().then(|| Arc::clone(&default_plan));
+            let limits = overlay(plan.as_ref().unwrap_or(&default_plan), &row.overrides);
+            let ix = self.insert_tenant(now, row, limits);
             let tenant = &mut self.tenants[ix];
-            tenant.lost_plan = lost.then(|| Box::new(limits));
-            tenant.set_limits(overlay(&limits, &tenant.row.overrides));
+            tenant.lost_plan = lost;
             if !tenant.limits.consumption.is_unlimited() {
                 self.metered.insert(ix);
             }
         }
+        if !self.plans.contains_key(&id) {
+            // Where tenants exist, it did too: what cannot be read is not written over.
+            if first {
+                let row = PlanRow { id: id.clone(), limits: *default_plan };
+                out.changes.push(crate::rows::Change::Plan(row));
+            }
+            self.plans.insert(id.clone(), default_plan);
+        }
         if !self.tenant_ix.contains_key(&self.config.default_tenant) {
             let row = TenantRow {
                 id: self.config.default_tenant.clone(),
-                plan: default_plan,
+                plan: id,
                 payment_method: false,
                 payment_method_ever: false,
                 created_at: now,

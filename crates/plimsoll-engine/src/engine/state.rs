@@ -78,7 +78,7 @@ impl From<Use> for Usage {
 pub(crate) struct Tenant {
     pub(crate) row: TenantRow,
     /// The plan's limits with the tenant's own on top.
-    pub(crate) limits: PlanLimits,
+    pub(crate) limits: Arc<PlanLimits>,
     pub(crate) used: Use,
     /// Waiting sandboxes and reservations.
     pub(crate) waiting: u32,
@@ -93,7 +93,7 @@ pub(crate) struct Tenant {
     /// What it has used, and what follows from that.
     pub(crate) account: Option<Box<Account>>,
     /// Its plan cannot be read: these limits stand in for the plan's.
-    pub(crate) lost_plan: Option<Box<PlanLimits>>,
+    pub(crate) lost_plan: Option<Arc<PlanLimits>>,
     /// Whether its limits keep something that moves with decisions.
     pub(crate) moves: bool,
     /// Whether its state waits to be written.

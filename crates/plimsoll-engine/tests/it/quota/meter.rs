@@ -382,9 +382,17 @@ fn what_comes_back_summed_counts_and_is_nobodys() {
 #[test]
 fn an_anchor_day_that_is_changed_holds_from_the_next_period_on() {
     let mut bed = bed();
+    // While nothing was ever used it holds at once.
+    bed.change_tenant("acme", |row| row.anchor_day = Some(20));
+    assert_eq!(bed.quota("acme").period, "2026-12-20");
+    bed.change_tenant("acme", |row| row.anchor_day = None);
+    let id = bed.run_of("acme", |_| {});
+    bed.pass(10_000);
+    bed.report(vec![used(id, 512, 10_000)]);
     let resets = bed.quota("acme").resets_at;
     assert_eq!((bed.quota("acme").period.as_str(), resets), ("2027-01", FEBRUARY));
     bed.change_tenant("acme", |row| row.anchor_day = Some(10));
+    assert_eq!(bed.consumed("acme")[0], 10);
     assert_eq!(bed.quota("acme").resets_at, resets);
     bed.pass(5_000);
     bed.restart();

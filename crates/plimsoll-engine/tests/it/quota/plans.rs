@@ -131,3 +131,20 @@ fn a_plan_of_many_tenants_is_written_in_pieces() {
     bed.pass(60_000);
     assert_eq!(states(&bed, from), 2_500);
 }
+
+#[test]
+fn a_default_plan_that_cannot_be_read_is_not_written_over() {
+    let mut before = bed();
+    let id = PlanId::new("default").unwrap();
+    let mut limits = PlanLimits::default();
+    limits.concurrency.sandboxes = super::caps::flat(12);
+    before.admin(Admin::PutPlan(PlanRow { id: id.clone(), limits }));
+    before.pass(5_000);
+    let mut rows = kept::rows(&before.changes);
+    rows.plans.retain(|plan| plan.id != id);
+    let mut bed = Bed::over(rows, 2, before.now);
+    assert_eq!(bed.quota("default").concurrency[0].1.limit, Some(12));
+    assert_eq!(bed.events("quota.plan_unknown")[0].data["tenant"], "default");
+    let is = |change: &plimsoll_engine::Change| matches!(change, plimsoll_engine::Change::Plan(_));
+    assert!(!bed.changes.iter().any(is));
+}
