@@ -146,6 +146,10 @@ impl Bed {
 
     pub(crate) fn call(&mut self, caller: &Caller, command: Command) -> Reply {
         let token = self.send(caller, command);
+        // Hosts that are asked before a refusal do not answer here.
+        for host in std::mem::take(&mut self.probes) {
+            self.input(Input::ProbeFailed { host });
+        }
         self.reply(token).expect("answered at once")
     }
 
