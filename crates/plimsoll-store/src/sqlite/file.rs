@@ -16,8 +16,8 @@ use crate::error::StoreError;
 /// The data holds environment values and host secrets: its owner's alone.
 const MODE: u32 = 0o600;
 
-/// How long a statement waits for another program's lock, such as an operator's `sqlite3` in the
-/// middle of a write, before it gives up.
+/// How long a reader or a checkpoint waits for a lock. The log lets them pass a writer, so there
+/// is one to wait for only while a file is recovered.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lock that keeps a second cell off the file. The kernel drops it with the process, however

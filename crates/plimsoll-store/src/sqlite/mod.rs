@@ -17,11 +17,13 @@ mod write;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use plimsoll_engine::Change;
 use plimsoll_engine::rows::Rows;
 use plimsoll_types::Timestamp;
 use rusqlite::Connection;
+use tracing::warn;
 
 use self::checkpoint::Checkpointer;
 use self::fail::Context;
@@ -45,11 +47,19 @@ pub struct SqliteSettings {
     /// Most bytes that the database may grow to, its log aside; beyond it commits fail with
     /// [`StoreError::Full`]. `None` leaves that to the disk.
     pub bytes_max: Option<u64>,
+    /// How long a statement waits for another program's lock, such as an operator's `sqlite3` in
+    /// the middle of a write, before it fails with [`StoreError::Busy`].
+    pub busy_timeout: Duration,
 }
 
 impl Default for SqliteSettings {
     fn default() -> Self {
-        Self { cache_kib: 64 * 1024, readers_max: 4, bytes_max: None }
+        Self {
+            cache_kib: 64 * 1024,
+            readers_max: 4,
+            bytes_max: None,
+            busy_timeout: Duration::from_secs(5),
+        }
     }
 }
 
@@ -76,6 +86,17 @@ impl SqliteStore {
         let lock = FileLock::take(&path)?;
         file::prepare(&path)?;
         let writer = connect(&path, Purpose::Write { cache_kib: settings.cache_kib })?;
+        let context = Context { doing: "opening the database", path: &path };
+        context.of(writer.busy_timeout(settings.busy_timeout))?;
+        // What a log holds that was found here may be in the machine's memory alone, where a sync
+        // failed before the last writer ended. Copied, it is synced anew, and the log begins anew.
+        match context.of(checkpoint::progress(&writer, "PASSIVE")) {
+            Ok(_) => {}
+            Err(error @ (StoreError::Full { .. } | StoreError::Busy { .. })) => {
+                warn!(%error, "the log is not copied; it is read where it is");
+            }
+            Err(error) => return Err(error),
+        }
         schema::migrate(&writer, &path)?;
         if let Some(bytes) = settings.bytes_max {
             file::bound(&writer, &path, bytes)?;

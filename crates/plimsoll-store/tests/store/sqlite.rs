@@ -393,6 +393,31 @@ fn an_operator_can_read_it_and_sees_no_secret_in_the_readable_views() {
 }
 
 #[test]
+fn another_programs_lock_is_waited_for_within_a_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plimsoll.db");
+    let wait = Duration::from_millis(50);
+    let settings = SqliteSettings { busy_timeout: wait, ..SqliteSettings::default() };
+    let mut store = SqliteStore::open(&path, settings).unwrap();
+    let lease = store.acquire("a", NOW).unwrap();
+    store.commit(&lease, &batch(0)).unwrap();
+
+    let operator = Connection::open(&path).unwrap();
+    operator.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let begun = Instant::now();
+    let error = store.commit(&lease, &batch(1)).unwrap_err();
+    assert!(matches!(error, StoreError::Busy { .. }), "{error}");
+    assert!(!error.outcome_unknown());
+    assert!(begun.elapsed() >= wait);
+    // Readers are not held up, and see what was there before.
+    assert_eq!(events(&store), 20);
+
+    operator.execute_batch("ROLLBACK").unwrap();
+    store.commit(&lease, &batch(1)).unwrap();
+    assert_eq!(events(&store), 40);
+}
+
+#[test]
 fn the_log_stays_bounded_while_batches_keep_coming() {
     let mut backend = Sqlite::new();
     let (mut store, lease) = leader(&mut backend);
