@@ -78,6 +78,7 @@ pub struct Cell {
     stop: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
     webhooks: AbortHandle,
+    mail: AbortHandle,
 }
 
 impl fmt::Debug for Cell {
@@ -140,6 +141,8 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let pool = config.engine.default_pool.clone();
     let shell = Arc::new(Shell::new(Calls::new(Arc::clone(&core), agent, pool, runtime)));
     let stands = shell.standing.subscribe();
+    let mail = Arc::clone(&shell);
+    let mail = tokio::spawn(async move { mail.mail.deliver().await }).abort_handle();
     let stop = Arc::new(AtomicBool::new(false));
     let first_start = FirstStart {
         folder: config.data.clone(),
@@ -183,7 +186,8 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
     let engine = Some(engine);
     let webhooks = tokio::spawn(webhooks::run(app)).abort_handle();
-    Ok(Cell { server: Some(server), address, core, standing: stands, stop, engine, webhooks })
+    let server = Some(server);
+    Ok(Cell { server, address, core, standing: stands, stop, engine, webhooks, mail })
 }
 
 fn agent_client(ca: Option<&Path>) -> Result<AgentClient, StartError> {
@@ -248,5 +252,6 @@ impl Cell {
 impl Drop for Cell {
     fn drop(&mut self) {
         self.stop_engine();
+        self.mail.abort();
     }
 }

@@ -1,16 +1,51 @@
 //! What the engine's threads and the API's tasks share.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use plimsoll_engine::{Change, Effect};
 use plimsoll_store::Reader;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::auth::Keys;
-use crate::core::Standing;
+use crate::core::{Owed, Standing};
 use crate::hosts::Calls;
 use crate::metrics::Metrics;
 use crate::waiters::Waiters;
+
+/// Answers on their way from the writer to those who wait.
+///
+/// They are handed out by a task: each of the waiting tasks is then woken from within the runtime,
+/// which costs a push to a queue of its own thread, where a wake-up from a thread outside costs a
+/// lock on a shared queue and often a system call.
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    waiting: Mutex<Vec<Owed>>,
+    arrived: Notify,
+}
+
+impl Mail {
+    /// Leaves answers for the task.
+    pub(crate) fn post(&self, answers: &mut Vec<Owed>) {
+        if answers.is_empty() {
+            return;
+        }
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).append(answers);
+        self.arrived.notify_one();
+    }
+
+    /// Hands answers out for as long as the runtime lives.
+    pub(crate) async fn deliver(&self) {
+        let mut answers = Vec::new();
+        loop {
+            self.arrived.notified().await;
+            answers.append(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+            for (to, reply) in answers.drain(..) {
+                // Nobody may wait any more.
+                let _ = to.send(Ok(reply));
+            }
+        }
+    }
+}
 
 /// The state around the engine.
 pub(crate) struct Shell {
@@ -28,6 +63,8 @@ pub(crate) struct Shell {
     pub(crate) events: watch::Sender<()>,
     /// Moves when webhook endpoints have changed.
     pub(crate) endpoints: watch::Sender<()>,
+    /// Answers on their way.
+    pub(crate) mail: Mail,
     reader: RwLock<Option<Arc<dyn Reader>>>,
 }
 
@@ -42,6 +79,7 @@ impl Shell {
             standing: watch::Sender::new(Standing::Loading),
             events: watch::Sender::new(()),
             endpoints: watch::Sender::new(()),
+            mail: Mail::default(),
             reader: RwLock::new(None),
         }
     }

@@ -135,12 +135,18 @@ async fn attempt(
             return Err(reject);
         }
     };
+    let mut view = *view;
     if view.row.id != id {
-        // The key is bound already: join whoever waits for that one.
+        // The key is bound already: join whoever waits for that one, and look again, because it
+        // may have changed before this call had joined.
         owner.forget();
         owner = Owner::join(app, &ask.caller, view.row.id, true)?;
+        match look_again(app, &mut owner).await? {
+            Some(now) => view = now,
+            None => return Ok(Attempt::Again),
+        }
     }
-    follow(app, ask, owner, *view, decision).await
+    follow(app, ask, owner, view, decision).await
 }
 
 /// Follows a sandbox until it has an answer.
@@ -156,16 +162,17 @@ async fn follow(
     let mut start_until = begun + app.config.limits.start_wait;
     let decision = decision.or(Some(view.row.decision_id));
     let mut status = view.row.status;
+    // The record, where it is known to stand as `status` says.
     let mut view = Some(view);
     loop {
         let until = match status {
+            _ if ask.at_once => begun,
             SandboxStatus::Queued => queue_until,
             SandboxStatus::Provisioning => start_until,
             _ => begun,
         };
-        let wait = owner.wait()?;
-        let mut look_now = ask.at_once || Instant::now() >= until;
-        if !look_now {
+        if Instant::now() < until {
+            let wait = owner.wait()?;
             if timeout_at(until, wait.changed()).await.is_err() {
                 continue;
             }
@@ -186,37 +193,44 @@ async fn follow(
                     };
                 }
                 // The state was loaded anew, and changes may have been missed.
-                Seen::Nothing => look_now = true,
+                Seen::Nothing => {}
             }
         }
-        debug_assert!(look_now);
         let now = match view.take() {
             Some(view) => view,
-            None => match look(app, &ask.caller, wait.id()).await {
-                Ok(Some(view)) => view,
-                Ok(None) => {
-                    owner.forget();
-                    return Ok(Attempt::Again);
-                }
-                Err(reject) => {
-                    owner.forget();
-                    return Err(reject);
-                }
+            None => match look_again(app, &mut owner).await? {
+                Some(view) => view,
+                None => return Ok(Attempt::Again),
             },
         };
-        let over = now.row.status == status && (ask.at_once || Instant::now() >= until);
+        let over = now.row.status == status && Instant::now() >= until;
         status = now.row.status;
         if !over {
             view = Some(now);
         } else if status == SandboxStatus::Queued && ask.on_full == OnFull::Reject && !ask.at_once {
             // Waited in vain. It may have been admitted in this very moment: then it goes on.
-            view = Some(withdraw(app, ask, &mut owner, decision).await?);
-            status = SandboxStatus::Provisioning;
+            let admitted = withdraw(app, ask, &mut owner, decision).await?;
+            status = admitted.row.status;
+            view = Some(admitted);
             start_until = Instant::now() + app.config.limits.start_wait;
         } else {
             return conclude(ask, owner, now, decision).map(Attempt::Done);
         }
     }
+}
+
+/// The sandbox that a call waits for, as it stands now; `None` where it is gone.
+///
+/// # Errors
+/// When the engine gives no answer: what becomes of the sandbox is not known, and the key tells on
+/// retry.
+async fn look_again(app: &App, owner: &mut Owner<'_>) -> Result<Option<SandboxView>, Reject> {
+    let id = owner.wait()?.id();
+    let found = look(app, owner.caller, id).await;
+    if !matches!(found, Ok(Some(_))) {
+        owner.wait = None;
+    }
+    found
 }
 
 /// Withdraws a create that has waited its longest, unless another call waits for the same one.

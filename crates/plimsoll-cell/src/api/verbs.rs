@@ -72,7 +72,7 @@ async fn transition(
     let reply = app.call(tenant.caller.clone(), command(id)).await?;
     let Reply::Sandbox { view, decision, .. } = reply else { return Err(Reject::unexpected()) };
     let mut view = *view;
-    if passing.contains(&view.row.status)
+    while passing.contains(&view.row.status)
         && settled(app, &tenant.caller, &mut wait, passing, until).await?
     {
         view = find(app, &tenant.caller, id).await?;

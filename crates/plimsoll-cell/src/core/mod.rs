@@ -19,6 +19,7 @@ use plimsoll_store::{DeliveryRow, Progress};
 use plimsoll_types::EventId;
 use tokio::sync::oneshot;
 
+pub(crate) use handoff::Owed;
 use handoff::{Handoff, Record};
 use lanes::{Job, Lane, Lanes};
 pub use term::TermError;

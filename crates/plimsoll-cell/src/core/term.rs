@@ -349,10 +349,7 @@ impl Terms {
                     let Output { effects, observations, .. } = &mut round.out;
                     self.shell.deliver(&[], effects);
                     self.shell.metrics.observe(observations);
-                    for (to, reply) in round.answers.drain(..) {
-                        // Nobody may wait any more.
-                        let _ = to.send(Ok(reply));
-                    }
+                    self.shell.mail.post(&mut round.answers);
                     round.out.clear();
                     return None;
                 }

@@ -80,10 +80,7 @@ impl Writer {
         }
         self.shell.deliver(&batch.changes, &mut batch.effects);
         self.shell.metrics.observe(&batch.observations);
-        for (to, reply) in batch.answers.drain(..) {
-            // Nobody may wait any more.
-            let _ = to.send(Ok(reply));
-        }
+        self.shell.mail.post(&mut batch.answers);
         batch.clear();
         Ok(())
     }
