@@ -1,6 +1,7 @@
 //! Bodies and queries of requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Request};
@@ -28,6 +29,7 @@ pub(crate) async fn raw_body(app: &App, request: Request, most: usize) -> Result
     let length = request.headers().get(CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > most) {
+        drain(request.into_body()).await;
         return Err(too_large(most));
     }
     let expected = length.unwrap_or(most);
@@ -59,6 +61,7 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Reject> {
         let Ok(piece) = frame.map_err(broken)?.into_data() else { continue };
         let held = first.as_ref().map_or(more.len(), Bytes::len);
         if held + piece.len() > most {
+            drain(body).await;
             return Err(too_large(most));
         }
         match first.take() {
@@ -71,6 +74,27 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Reject> {
         }
     }
     Ok(first.unwrap_or_else(|| Bytes::from(more)))
+}
+
+/// Of a body that is too large so much more is read and dropped: closing the connection while its
+/// caller still sends would reset it, and the caller would see that and not the refusal. 8 MiB,
+/// eight times the usual bound; who sends more learns by the reset.
+const DRAINED_BYTES_MAX: usize = 8 << 20;
+/// The longest time for that.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+async fn drain(mut body: Body) {
+    let read = async {
+        let mut dropped = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            dropped += frame.data_ref().map_or(0, Bytes::len);
+            if dropped > DRAINED_BYTES_MAX {
+                return;
+            }
+        }
+    };
+    // Whether it came to its end makes no difference to the answer.
+    let _ = timeout(DRAIN_TIMEOUT, read).await;
 }
 
 fn too_large(most: usize) -> Reject {
