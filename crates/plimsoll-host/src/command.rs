@@ -41,11 +41,7 @@ impl Host {
     ) {
         let HostCommand { fence, deadline_uptime_millis, op } = command;
         if !self.adopted {
-            // Nothing is taken: the same command may come again.
-            let detail = "still finding its guests after a start of the agent".to_owned();
-            let outcome = HostOutcome::Refused { code: RefusalCode::NoHealthyHosts, detail };
-            out.push(HostEffect::Answer { token, outcome });
-            return;
+            return self.before_adoption(token, fence, &op, out);
         }
         if let Some(taken) = self.repeat(token, fence, &op) {
             if let Taken::Answer(outcome) = taken {
@@ -85,6 +81,29 @@ impl Host {
                 out.push(HostEffect::Answer { token, outcome });
             }
         }
+    }
+
+    /// Until the drivers have told what is there, nothing is begun. The start of a guest that the
+    /// journal does not know is refused, for good: the cell places it elsewhere. Of anything else
+    /// the cell hears that it is not known how it stands, and asks again: it may have been carried
+    /// out before this start of the agent, so that a refusal would be a lie.
+    fn before_adoption(
+        &mut self,
+        token: Token,
+        fence: Fence,
+        op: &HostOp,
+        out: &mut Vec<HostEffect>,
+    ) {
+        let detail = "still finding its guests after a start of the agent".to_owned();
+        let new = self.fences.is_fresh(fence) && self.last_fence(op.guest()).is_none();
+        let outcome = if new && matches!(op, HostOp::Start { .. }) {
+            self.fences.take(fence);
+            out.push(HostEffect::Journal(JournalEntry::Seen { fence }));
+            HostOutcome::Refused { code: RefusalCode::NoHealthyHosts, detail }
+        } else {
+            HostOutcome::Unknown { detail }
+        };
+        out.push(HostEffect::Answer { token, outcome });
     }
 
     fn fenced(&self) -> HostOutcome {

@@ -87,6 +87,47 @@ fn nothing_older_than_the_journal_is_acted_on() {
 }
 
 #[test]
+fn nothing_is_refused_that_may_have_been_done_before_the_restart() {
+    let mut old = Rig::new(config());
+    old.run(spec(1));
+    let stopped = Fence { epoch: 1, number: 5 };
+    old.send_as(stopped, None, stop(1));
+    let mut new = restart(&old, 1_000, "machine-1");
+    let number = |number| Fence { epoch: 1, number };
+    // The same once more, and others about what is not found again yet.
+    let asked = [
+        new.send_as(stopped, None, stop(1)),
+        new.send_as(number(6), None, stop(1)),
+        new.send_as(number(7), None, pause(1, PauseKind::Keep)),
+        new.send_as(number(3), None, start(spec(4))),
+        // A cell that was started anew sends what it has not heard of again, under a new number.
+        new.send_as(number(8), None, start(spec(1))),
+    ];
+    for token in asked {
+        assert!(matches!(new.answers[&token], HostOutcome::Unknown { .. }), "{:?}", new.answers);
+    }
+    new.adopt(vec![found(1, FoundState::Exited { code: None })]);
+    let again = new.send_as(number(9), None, stop(1));
+    assert_eq!(new.answers[&again], HostOutcome::Done);
+}
+
+#[test]
+fn a_start_that_was_refused_before_adoption_stays_refused() {
+    let old = Rig::new(config());
+    let mut new = restart(&old, 1_000, "machine-1");
+    let fence = Fence { epoch: 1, number: 5 };
+    let refused = new.send_as(fence, None, start(spec(1)));
+    assert!(matches!(new.answers[&refused], HostOutcome::Refused { .. }));
+    new.adopt(vec![]);
+    see(&mut new, &[]);
+    // The cell has placed it elsewhere by now: a late copy starts nothing.
+    let copy = new.send_as(fence, None, start(spec(1)));
+    assert!(matches!(new.answers[&copy], HostOutcome::Fenced { .. }), "{:?}", new.answers);
+    assert!(new.calls.is_empty());
+    assert_eq!(new.host.report(new.now).seen_through, Some(5));
+}
+
+#[test]
 fn what_was_under_way_is_resolved_by_what_is_there() {
     let mut old = Rig::new(config());
     for id in 1..=5 {
