@@ -4,6 +4,10 @@ use core::fmt;
 
 use plimsoll_types::{Lifecycle, Millis, SandboxStatus, Timestamp, bounds};
 
+/// How long after a pause that failed a limit asks for the next: a driver that could not a moment
+/// ago is not asked for ever anew, and limits are counted in minutes.
+pub const PAUSE_AGAIN: Millis = Millis::from_seconds(60);
+
 /// Turns a limit off.
 pub const OFF: i64 = -1;
 
@@ -113,6 +117,8 @@ pub struct Facts {
     pub at_rest_since: Timestamp,
     /// Whether a resume of it is queued. What somebody waits for is not deleted for resting.
     pub resume_requested: bool,
+    /// When a pause of it failed last, if one has.
+    pub pause_failed_at: Option<Timestamp>,
 }
 
 /// What a limit does.
@@ -166,6 +172,7 @@ impl Action {
 ///     last_active_at: Timestamp(5_000),
 ///     at_rest_since: Timestamp(0),
 ///     resume_requested: false,
+///     pause_failed_at: None,
 /// };
 /// assert_eq!(next_due(&limits, &facts), Some((Timestamp(65_000), Action::PauseIdle)));
 /// facts.last_active_at = Timestamp(50_000);
@@ -181,11 +188,16 @@ pub fn next_due(limits: &Limits, facts: &Facts) -> Option<(Timestamp, Action)> {
     let running = facts.status == Running;
     let rests = matches!(facts.status, Paused | Stopped) && !facts.resume_requested;
     let active = facts.last_active_at.max(facts.running_since);
+    let again = facts.pause_failed_at.map(|at| at + PAUSE_AGAIN);
+    let pause = |since: Timestamp, limit: Option<Millis>, action| {
+        after(since, limit, action)
+            .map(|(at, action)| (again.map_or(at, |next| at.max(next)), action))
+    };
     let due = [
         alive.then(|| after(facts.created_at, limits.ttl, Action::ExpireTtl)),
         rests.then(|| after(facts.at_rest_since, limits.max_paused, Action::ExpirePaused)),
-        running.then(|| after(facts.running_since, limits.max_run, Action::PauseMaxRun)),
-        running.then(|| after(active, limits.idle, Action::PauseIdle)),
+        running.then(|| pause(facts.running_since, limits.max_run, Action::PauseMaxRun)),
+        running.then(|| pause(active, limits.idle, Action::PauseIdle)),
     ];
     due.into_iter().flatten().flatten().min()
 }
@@ -219,6 +231,7 @@ mod tests {
             last_active_at: Timestamp(20_000),
             at_rest_since: Timestamp(0),
             resume_requested: false,
+            pause_failed_at: None,
         }
     }
 
@@ -279,6 +292,15 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_that_failed_is_asked_for_again_after_a_while() {
+        let facts = Facts { pause_failed_at: Some(Timestamp(2_000_000)), ..running() };
+        let pauses = Limits { ttl: None, ..limits(100) };
+        assert_eq!(next_due(&pauses, &facts), Some((Timestamp(2_060_000), Action::PauseMaxRun)));
+        let deletes = Limits { ttl: limits(100).ttl, ..pauses };
+        assert_eq!(due(&deletes, &facts, Timestamp(2_000_001)), Some(Action::ExpireTtl));
+    }
+
+    #[test]
     fn time_to_live_holds_in_every_state_that_has_not_ended() {
         let ttl = Limits { ttl: limits(60).ttl, ..Limits::default() };
         for status in SandboxStatus::ALL {
@@ -304,6 +326,7 @@ mod tests {
                 (0_i64..1000, 0_i64..1000, 0_i64..1000, 0_i64..1000),
             seconds in proptest::array::uniform4(proptest::option::of(60_u64..1000)),
             resume_requested: bool,
+            failed in proptest::option::of(0_i64..100_000),
         ) {
             let [idle, max_run, max_paused, ttl] =
                 seconds.map(|seconds| seconds.map(Millis::from_seconds));
@@ -315,6 +338,7 @@ mod tests {
                 last_active_at: Timestamp(active),
                 at_rest_since: Timestamp(rested),
                 resume_requested,
+                pause_failed_at: failed.map(Timestamp),
             };
             match next_due(&limits, &facts) {
                 Some((at, action)) => {

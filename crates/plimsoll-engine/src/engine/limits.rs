@@ -35,6 +35,7 @@ impl Engine {
             last_active_at: row.last_active_at,
             at_rest_since: row.status_since.max(released),
             resume_requested: row.resume_requested_at.is_some() || barred,
+            pause_failed_at: sandbox.pause_failed_at,
         };
         (resolve(&row.spec.lifecycle, &defaults), facts)
     }
