@@ -209,6 +209,10 @@ pub struct HostRow {
     pub enrolled_at: Timestamp,
     /// Its last accepted report's identity, so that a late one from before a restart is known.
     pub boot_id: Option<String>,
+    /// The identities before it, oldest first, as many as are remembered: what comes late of one
+    /// is dropped, after a restart of the cell too.
+    #[serde(default)]
+    pub old_boots: Vec<String>,
 }
 
 /// What a start needs and nobody reads otherwise. Kept apart so that a record stays small.

@@ -65,7 +65,6 @@ impl Engine {
             asked_at: None,
             asking: false,
             unexpected: Vec::new(),
-            old_boots: Vec::new(),
             fresh: None,
             checked_at: now,
             since: now,
@@ -103,7 +102,7 @@ impl Engine {
                 self.enrol(now, row, pool_ix, out)
             }
         };
-        if self.hosts[ix].old_boots.iter().any(|old| old == boot_id) {
+        if self.hosts[ix].row.old_boots.iter().any(|old| old == boot_id) {
             let detail = format!("{boot_id} is an earlier start of the agent of {name}");
             return Self::refuse(token, Refusal::new(RefusalCode::Conflict, detail), out);
         }
@@ -468,6 +467,7 @@ pub(super) fn new_host_row(id: HostId, pool: PoolName, now: Timestamp) -> HostRo
         draining: false,
         enrolled_at: now,
         boot_id: None,
+        old_boots: Vec::new(),
     }
 }
 

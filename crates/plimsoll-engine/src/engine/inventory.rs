@@ -99,8 +99,15 @@ impl Engine {
             return;
         }
         // A report from before the last command about this guest says nothing about its state.
-        if through.is_some_and(|through| through < row.fence.number) {
-            return;
+        if let Some(through) = through
+            && through < row.fence.number
+        {
+            if row.status != SandboxStatus::Failed {
+                return;
+            }
+            // That command was given up together with the host, and may never arrive: from here on
+            // the host's word counts again.
+            sandbox.row.fence.number = through;
         }
         self.measure(now, ix, guest, out);
         self.follow_status(now, host, ix, guest, out);
@@ -181,7 +188,12 @@ impl Engine {
         let sandbox = &mut self.sandboxes[ix];
         let row = &mut sandbox.row;
         let before = (row.charge_mib, row.resident_mib, row.measured);
-        row.charge_mib = guest.charge_mib;
+        // What has been sent and not begun costs its host nothing yet; to the cell it costs what
+        // it was admitted for, and a restart has that from the row alone.
+        let begins = matches!(row.status, SandboxStatus::Provisioning | SandboxStatus::Resuming);
+        if !begins || guest.charge_mib > plimsoll_types::Mib::ZERO {
+            row.charge_mib = guest.charge_mib;
+        }
         row.resident_mib = guest.resident_mib;
         row.measured = guest.measured;
         let moved = before != (row.charge_mib, row.resident_mib, row.measured);

@@ -70,6 +70,8 @@ impl Engine {
         let moved = sandbox.row.status != status;
         if moved {
             sandbox.row.status_since = now;
+            // What is being undone is a start; once it is over, or wanted no more, nothing is.
+            sandbox.undoing = false;
             if sandbox.row.status.is_terminal() {
                 sandbox.row.ended_at = Some(now);
             }
@@ -248,7 +250,7 @@ impl Engine {
         let state = &mut self.hosts[host];
         state.pending += pending.charge;
         state.pending_starts += u32::from(pending.starting);
-        if !pending.bare {
+        if !pending.thaws {
             state.pending_vcpus += vcpus;
             for (name, amount) in &spec.counted {
                 *state.pending_counted.entry(name.clone()).or_default() += amount;
@@ -266,7 +268,7 @@ impl Engine {
         let state = &mut self.hosts[host];
         state.pending = state.pending.saturating_sub(pending.charge);
         state.pending_starts = state.pending_starts.saturating_sub(u32::from(pending.starting));
-        if pending.bare {
+        if pending.thaws {
             return self.relist(host);
         }
         state.pending_vcpus = state.pending_vcpus.saturating_sub(vcpus);

@@ -81,12 +81,16 @@ impl Engine {
     /// Order by incarnation, then by boot and sequence; clocks do not come into it.
     fn is_newer(&self, ix: Ix, report: &HostReport) -> bool {
         let host = &self.hosts[ix];
-        if let Some(incarnation) = report.incarnation
-            && incarnation < host.row.incarnation
-        {
-            return false;
+        // One incarnation belongs to one start of the agent. A start that has none yet, where
+        // others had, cannot be told from what comes late of an earlier one.
+        let other = host.row.boot_id.as_ref().is_some_and(|boot| *boot != report.boot_id);
+        match report.incarnation {
+            None if host.row.incarnation > 0 => return false,
+            Some(given) if given < host.row.incarnation => return false,
+            Some(given) if given == host.row.incarnation && given > 0 && other => return false,
+            _ => {}
         }
-        if host.old_boots.contains(&report.boot_id) {
+        if host.row.old_boots.contains(&report.boot_id) {
             return false;
         }
         match &host.report {
@@ -200,11 +204,24 @@ impl Engine {
                     };
                     if counted {
                         self.drop_pending(s);
+                    } else if pending.thaws {
+                        self.net_thaw(ix, s);
                     }
                 }
             }
         }
         self.relist(ix);
+    }
+
+    /// A frozen guest that was told to run again, by a command that the host's report does not
+    /// account for: the report holds what it costs frozen, and the cell the rest.
+    pub(super) fn net_thaw(&mut self, host: Ix, ix: Ix) {
+        let Some(pool) = self.sandboxes[ix].pool else { return };
+        let rest = self.thaw_charge(pool, host, ix).0;
+        let Some(pending) = &mut self.sandboxes[ix].pending else { return };
+        let before = std::mem::replace(&mut pending.charge, rest);
+        let state = &mut self.hosts[host];
+        state.pending = state.pending.saturating_sub(before) + rest;
     }
 
     fn set_netted(&mut self, ix: Ix, netted: bool) {

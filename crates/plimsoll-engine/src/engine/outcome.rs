@@ -295,6 +295,10 @@ impl Engine {
         } else if let Some(asked) = self.sandboxes[ix].asked.filter(|_| begins) {
             // A report has accounted for the first command, by which nothing came about.
             self.set_pending(ix, Pending { number: Some(fence.number), ..asked });
+            if let Some(host) = self.sandboxes[ix].host.filter(|_| asked.thaws) {
+                self.net_thaw(host, ix);
+                self.relist(host);
+            }
         }
         self.change(now, ix, out, |row| row.fence = fence);
     }

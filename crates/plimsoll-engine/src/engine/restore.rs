@@ -231,11 +231,16 @@ impl Engine {
         self.count_in(ix);
         self.meter_restored(now, ix);
         if super::ledger::occupies(&self.sandboxes[ix]) {
-            let charge = self.sandboxes[ix].row.charge_mib;
             let number = self.sandboxes[ix].row.fence.number;
+            let mut charge = self.sandboxes[ix].row.charge_mib;
+            // The row says what a report charged for it last, which may have been while it was
+            // frozen. Until one accounts for its last command, it costs what it was let in for.
+            if let (Some(pool), Some(host)) = (self.sandboxes[ix].pool, self.sandboxes[ix].host) {
+                charge = charge.max(self.thaw_charge(pool, host, ix));
+            }
             let starting = matches!(status, SandboxStatus::Provisioning | SandboxStatus::Resuming);
             let (charge, number) = (charge.0, Some(number));
-            self.set_pending(ix, Pending { charge, number, starting, bare: false });
+            self.set_pending(ix, Pending { charge, number, starting, thaws: false });
         }
         match status {
             SandboxStatus::Queued => {

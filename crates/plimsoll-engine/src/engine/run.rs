@@ -176,13 +176,12 @@ impl Engine {
         self.sandboxes[ix].asked = None;
         match charge {
             Some(Mib(charge)) => {
-                self.set_pending(ix, Pending { charge, number, starting: true, bare: false });
+                self.set_pending(ix, Pending { charge, number, starting: true, thaws: false });
             }
-            None if thaws > Mib::ZERO => {
+            None => {
                 let charge = thaws.0;
-                self.set_pending(ix, Pending { charge, number, starting: false, bare: true });
+                self.set_pending(ix, Pending { charge, number, starting: false, thaws: true });
             }
-            None => {}
         }
         if let Some(since) = waited {
             let name = self.pools[pool].row.name.clone();
@@ -198,13 +197,18 @@ impl Engine {
         true
     }
 
-    /// What a guest that is frozen in memory will cost its host on top, once it runs again.
-    fn thaw_charge(&self, pool: Ix, host: Ix, ix: Ix) -> Mib {
+    /// What a guest that is frozen in memory will cost its host, once it runs again, on top of
+    /// what the host's last report charges for it.
+    pub(super) fn thaw_charge(&self, pool: Ix, host: Ix, ix: Ix) -> Mib {
         let row = &self.sandboxes[ix].row;
         let rule = &self.pools[pool].row.settings.reserve;
-        let held = row.resident_mib.unwrap_or(Mib::ZERO);
+        let report = self.hosts[host].report.as_ref().map(|seen| &seen.report);
+        let id = plimsoll_types::ClaimId::Sandbox(row.id);
+        let listed = report.and_then(|report| report.guests.iter().find(|guest| guest.id == id));
+        let held = listed.and_then(|guest| guest.resident_mib).or(row.resident_mib);
+        let held = held.unwrap_or(Mib::ZERO);
         let thawed = thawed_charge(self.regime(host), rule, &row_shape(row), held);
-        thawed.saturating_sub(row.charge_mib)
+        thawed.saturating_sub(listed.map_or(Mib::ZERO, |guest| guest.charge_mib))
     }
 
     /// Decides a waiting resume again. `true` when it waits no more.

@@ -384,7 +384,7 @@ impl Engine {
             row.decision_id = decision;
         });
         let (charge, number) = (found.charge.0, Some(fence.number));
-        self.set_pending(ix, Pending { charge, number, starting: true, bare: false });
+        self.set_pending(ix, Pending { charge, number, starting: true, thaws: false });
         let asked = self.sandbox_asked(ix, true);
         let mut record = self.decision(now, decision, verb, &asked);
         let row = &self.sandboxes[ix].row;

@@ -286,8 +286,6 @@ pub(crate) struct Host {
     pub(crate) asking: bool,
     pub(crate) next_number: u64,
     pub(crate) unexpected: Vec<String>,
-    /// Boots that a later one has replaced: their late reports are dropped.
-    pub(crate) old_boots: Vec<String>,
     /// How old its report was when the clock was last looked at; `None` has none.
     pub(crate) fresh: Option<Freshness>,
     pub(crate) checked_at: Timestamp,
@@ -309,9 +307,10 @@ impl Host {
             return false;
         }
         if let Some(old) = self.row.boot_id.replace(boot_id.to_owned()) {
-            self.old_boots.push(old);
-            if self.old_boots.len() > OLD_BOOTS {
-                self.old_boots.remove(0);
+            let boots = &mut self.row.old_boots;
+            boots.push(old);
+            if boots.len() > OLD_BOOTS {
+                boots.remove(0);
             }
         }
         true
@@ -431,8 +430,9 @@ pub(crate) struct Pending {
     pub(crate) number: Option<u64>,
     /// Whether the start itself is still under way.
     pub(crate) starting: bool,
-    /// Memory alone: a frozen guest that runs again holds its vCPUs and resources already.
-    pub(crate) bare: bool,
+    /// Memory alone, for a frozen guest that runs again: it holds its vCPUs and resources already,
+    /// and of its memory what the host's last report charges for it. The rest is here.
+    pub(crate) thaws: bool,
 }
 
 /// A reservation with what is derived.

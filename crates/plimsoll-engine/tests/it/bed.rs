@@ -212,11 +212,12 @@ impl Bed {
         self.admin(Admin::PutTenant(row));
     }
 
-    pub(crate) fn heartbeat(&mut self, name: &str, change: impl FnOnce(&mut HostReport)) {
+    /// The next report of a host with much room and no guests.
+    pub(crate) fn next_report(&mut self, name: &str) -> HostReport {
         let id = host(name);
         let sequence = self.sequences.entry(id.clone()).or_default();
         *sequence += 1;
-        let mut report = HostReport {
+        HostReport {
             host: id,
             boot_id: "boot-1".to_owned(),
             incarnation: None,
@@ -245,7 +246,11 @@ impl Bed {
             guests: Vec::new(),
             foreign_guests: Vec::new(),
             complete: true,
-        };
+        }
+    }
+
+    pub(crate) fn heartbeat(&mut self, name: &str, change: impl FnOnce(&mut HostReport)) {
+        let mut report = self.next_report(name);
         change(&mut report);
         let token = Token(self.number());
         self.input(Input::Report { token, report: Box::new(report), probe: false });

@@ -186,6 +186,109 @@ fn a_frozen_guest_that_runs_again_is_charged_its_reserve_anew() {
 }
 
 #[test]
+fn a_thaw_adds_what_the_last_report_does_not_charge_yet() {
+    let mut bed = Bed::new();
+    bed.template("shell", |template| template.memory_mib = Mib(2048));
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    let pause = bed.answer(done());
+    // Unread: charged in full, so that a thaw adds nothing.
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(0);
+        report.guests = vec![guest(id, GuestStatus::Paused, 2048)];
+    });
+    resume(&mut bed, id);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Resuming);
+    // The next report came before the resume did: the guest is frozen still, and cheap.
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(600);
+        report.seen_through = Some(pause.fence.number);
+        report.guests = vec![guest(id, GuestStatus::Paused, 100)];
+    });
+    let item = bed.item(256);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity, "188 MiB are left");
+}
+
+#[test]
+fn a_restart_remembers_what_a_resume_under_way_was_admitted_for() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    bed.answer(done());
+    resume(&mut bed, id);
+    // Its host has heard of the resume and begun nothing.
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
+    assert_eq!(bed.show(id).row.charge_mib, Mib(512));
+    bed.restart();
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(700);
+        report.seen_through = Some(0);
+        report.guests = vec![guest(id, GuestStatus::Exited, 0)];
+    });
+    let item = bed.item(512);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity, "188 MiB are left");
+}
+
+#[test]
+fn a_thaw_is_charged_anew_after_a_restart_too() {
+    let mut bed = Bed::new();
+    bed.template("shell", |template| template.memory_mib = Mib(2048));
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    let pause = bed.answer(done());
+    bed.pass(10_000);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Paused, 40)]);
+    resume(&mut bed, id);
+    bed.answer(done());
+    bed.restart();
+    // A report from before the resume, as a cell hears again that lost its store for a moment.
+    bed.heartbeat("h1", |report| {
+        report.memory_mib_admittable = Some(600);
+        report.seen_through = Some(pause.fence.number);
+        report.guests = vec![guest(id, GuestStatus::Paused, 40)];
+    });
+    let item = bed.item(256);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity);
+}
+
+#[test]
+fn a_late_word_of_an_earlier_start_of_the_agent_is_dropped_after_a_restart_too() {
+    let mut bed = Bed::new();
+    assert_eq!(incarnation(&register(&mut bed, "boot-1")), 1);
+    assert_eq!(incarnation(&register(&mut bed, "boot-2")), 2);
+    bed.restart();
+    // The first start's question, and a report of it, come late.
+    assert_eq!(refusal(&register(&mut bed, "boot-1")).code, plimsoll_types::RefusalCode::Conflict);
+    let accepted = |bed: &mut Bed, boot: &str, incarnation| {
+        let token = Token(bed.number());
+        let mut report = bed.next_report("h1");
+        (report.boot_id, report.incarnation) = (boot.to_owned(), incarnation);
+        bed.input(Input::Report { token, report: Box::new(report), probe: false });
+        match bed.reply(token) {
+            Some(Reply::Heartbeat(answer)) => answer.accepted,
+            other => panic!("not answered: {other:?}"),
+        }
+    };
+    assert!(!accepted(&mut bed, "boot-1", Some(1)));
+    assert!(accepted(&mut bed, "boot-2", Some(2)));
+    // A third start answers a fresh question before it has a place of its own: it gets one all
+    // the same, and what comes late of the second is told from it.
+    assert!(!accepted(&mut bed, "boot-3", None));
+    assert_eq!(incarnation(&register(&mut bed, "boot-3")), 3);
+    assert!(accepted(&mut bed, "boot-3", Some(3)));
+    assert!(!accepted(&mut bed, "boot-2", Some(2)));
+}
+
+#[test]
 fn a_start_that_is_sent_again_is_charged_again() {
     let mut bed = Bed::new();
     bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(700));
@@ -344,6 +447,72 @@ fn what_a_lost_guest_leaves_on_a_host_that_returns_goes() {
     bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Exited, 0)]);
     assert_eq!(bed.show(id).row.status, SandboxStatus::Failed);
     assert!(matches!(bed.answer(done()).op, HostOp::End { .. }));
+}
+
+#[test]
+fn a_command_that_was_lost_with_its_host_does_not_make_the_host_unheard() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let ids = [bed.running(|_| {}), bed.running(|_| {})];
+    for id in ids {
+        bed.call(&caller("default"), Command::Pause { id });
+    }
+    let (_, first) = bed.sent.remove(0);
+    bed.sent.clear();
+    bed.pass(121_000);
+    // It never got the pauses. One guest runs on, the other has ended.
+    let through = Some(first.fence.number - 1);
+    bed.heartbeat("h1", |report| {
+        report.seen_through = through;
+        report.guests =
+            vec![guest(ids[0], GuestStatus::Running, 40), guest(ids[1], GuestStatus::Exited, 0)];
+    });
+    assert_eq!(bed.show(ids[0]).row.status, SandboxStatus::Running);
+    assert_eq!(bed.sent.len(), 1);
+    assert!(matches!(&bed.sent[0].1.op, HostOp::End { id, .. } if *id == ids[1]));
+    // Also what it says next, before any later command.
+    bed.heartbeat("h1", |report| {
+        report.seen_through = through;
+        report.guests = vec![guest(ids[0], GuestStatus::Exited, 0)];
+    });
+    assert_eq!(bed.show(ids[0]).row.status, SandboxStatus::Terminating);
+}
+
+#[test]
+fn what_is_deleted_while_its_start_is_undone_stays_deleted() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    bed.heartbeat("h2", |_| {});
+    let command = bed.create(|_| {});
+    let reply = bed.call(&caller("default"), command);
+    let row = &sandbox(&reply).row;
+    let (id, first) = (row.id, row.host.clone().unwrap());
+    bed.answer(unknown());
+    bed.call(&caller("default"), Command::Delete { id });
+    // Its host shows that it has gone before it answers the end.
+    bed.heartbeat(first.as_str(), |report| report.seen_through = Some(1_000_000));
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Terminated);
+    while !bed.sent.is_empty() {
+        assert!(matches!(bed.answer(done()).op, HostOp::End { .. }));
+    }
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Terminated);
+}
+
+#[test]
+fn a_guest_that_cannot_be_paused_is_not_asked_to_without_end() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|create| create.lifecycle.max_run_seconds = Some(60));
+    let mut pauses = 0;
+    for _ in 0..180 {
+        bed.pass(1_000);
+        bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+        while !bed.sent.is_empty() {
+            pauses += 1;
+            assert!(matches!(bed.answer(failed()).op, HostOp::Pause { .. }));
+        }
+    }
+    assert_eq!(pauses, 3, "after 60, 120 and 180 s");
 }
 
 #[test]

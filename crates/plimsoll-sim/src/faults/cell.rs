@@ -314,6 +314,12 @@ impl World {
     fn answer(&mut self, conn: u64, answer: Answer) {
         let Some(state) = self.cell.conns.remove(&conn) else { return };
         self.oracle.acknowledge(&answer);
+        if let Answer::Sandbox { id, .. } = &answer {
+            // Somebody knows of it: whoever else waits for it may leave.
+            for other in self.cell.conns.values_mut().filter(|other| other.sandbox == Some(*id)) {
+                other.made = false;
+            }
+        }
         let client = state.client;
         let answer = Box::new(answer);
         self.send(None, Millis::ZERO, |_| Event::Answered { client, conn, answer: answer.clone() });

@@ -26,18 +26,33 @@ use super::{Failure, Stats};
 struct Known {
     admittable: Option<i64>,
     regime: Regime,
-    seen_through: Option<u64>,
     listed: BTreeSet<ReservationId>,
     /// What each guest is charged and holds.
     guests: BTreeMap<SandboxId, (Mib, Mib)>,
 }
+
+/// Most commands about one guest in one minute. Clients and repeats come to some dozens; a cell
+/// and a host that answer each other without end come to thousands.
+const COMMANDS_A_MINUTE_MAX: u32 = 240;
 
 /// A guest's last command that makes it take memory.
 #[derive(Clone, Debug)]
 struct Begun {
     host: HostId,
     number: u64,
-    charge: i64,
+    charge: Charge,
+    /// A report has accounted for it: from then on it is in its host's own figure, also when an
+    /// agent that is started anew no longer knows how far it had come.
+    counted: bool,
+}
+
+/// What such a command adds to its host.
+#[derive(Clone, Copy, Debug)]
+enum Charge {
+    /// So much.
+    All(i64),
+    /// What a frozen guest comes to once it runs again, less what its host charges for it frozen.
+    Thaw,
 }
 
 /// What the last change of a sandbox's row has taken.
@@ -63,11 +78,13 @@ pub(super) struct Oracle {
     known: BTreeMap<HostId, Known>,
     begun: BTreeMap<SandboxId, Begun>,
     step: Option<Step>,
-    /// What the last change adds to its host's charges by a thaw.
-    thaws: i64,
+    /// Whether the last change lets a frozen guest run again.
+    thaws: bool,
     acknowledged: BTreeSet<ClaimId>,
     deleted: BTreeSet<SandboxId>,
     decisions: BTreeSet<DecisionId>,
+    /// Commands about each guest in the minute that began then.
+    commands: BTreeMap<SandboxId, (Timestamp, u32)>,
     /// When each host was last asked afresh.
     asked: BTreeMap<HostId, Timestamp>,
 }
@@ -99,9 +116,22 @@ impl Oracle {
         }
         // Commands that were never durable never left.
         let durable = |id: &SandboxId, begun: &mut Begun| {
-            table.sandboxes.get(id).is_some_and(|row| row.fence.number >= begun.number)
+            table.sandboxes.get(id).is_some_and(|row| {
+                row.host.as_ref() == Some(&begun.host) && row.fence.number >= begun.number
+            })
         };
         self.begun.retain(durable);
+        // What has come back in place of them is under way still.
+        for row in table.sandboxes.values() {
+            if row.status == SandboxStatus::Provisioning
+                && let Some(host) = &row.host
+                && !self.begun.contains_key(&row.id)
+            {
+                let charge = Charge::All(row.charge_mib.signed());
+                let (host, number) = (host.clone(), row.fence.number);
+                self.begun.insert(row.id, Begun { host, number, charge, counted: false });
+            }
+        }
     }
 
     /// A caller is told something.
@@ -136,10 +166,13 @@ impl Oracle {
         let known = Known {
             admittable: report.memory_mib_admittable,
             regime: report.memory_admission.unwrap_or(Regime::WorkingSet),
-            seen_through: report.seen_through,
             listed,
             guests: report.guests.iter().filter_map(charged).collect(),
         };
+        for begun in self.begun.values_mut() {
+            let through = report.seen_through.is_none_or(|through| begun.number <= through);
+            begun.counted |= begun.host == report.host && through;
+        }
         self.known.insert(report.host.clone(), known);
     }
 
@@ -153,7 +186,10 @@ impl Oracle {
     ) {
         for effect in &out.effects {
             match effect {
-                Effect::HostCommand { .. } => stats.commands += 1,
+                Effect::HostCommand { command, .. } => {
+                    stats.commands += 1;
+                    self.commanded(now, command.op.guest());
+                }
                 Effect::ProbeHost { host, .. } => {
                     self.asked.insert(host.clone(), now);
                 }
@@ -170,6 +206,7 @@ impl Oracle {
                 && let Some(begun) = self.begun.get_mut(&command.op.guest())
                 && begun.host == *host
             {
+                begun.counted &= begun.number >= command.fence.number;
                 begun.number = begun.number.max(command.fence.number);
             }
         }
@@ -197,6 +234,18 @@ impl Oracle {
             if let plimsoll_engine::Observation::Violation(id) = observation {
                 self.break_(id, "the engine has seen it itself".to_owned());
             }
+        }
+    }
+
+    fn commanded(&mut self, now: Timestamp, id: SandboxId) {
+        let (since, number) = self.commands.entry(id).or_insert((now, 0));
+        if now.since(*since) > Millis::from_seconds(60) {
+            (*since, *number) = (now, 0);
+        }
+        *number += 1;
+        if *number > COMMANDS_A_MINUTE_MAX {
+            let detail = format!("{number} commands about {id} within a minute");
+            self.break_("storm", detail);
         }
     }
 
@@ -238,8 +287,7 @@ impl Oracle {
         let before = self.rows.sandboxes.get(&row.id);
         self.thaws = before
             .filter(|before| before.status == SandboxStatus::Paused && !before.slot_released)
-            .filter(|_| row.status == SandboxStatus::Resuming)
-            .map_or(0, |before| self.thaw_charge(before));
+            .is_some_and(|_| row.status == SandboxStatus::Resuming);
         let mut broken = None;
         if row.status == SandboxStatus::Failed
             && let Some((id, HostOutcome::Refused { code, .. })) = outcome
@@ -299,12 +347,14 @@ impl Oracle {
             ClaimId::Sandbox(id) => {
                 // A guest that is frozen in memory takes what its reserve, begun anew, adds.
                 let charge = match step {
-                    Some(step) if step.memory => row.charge_mib.signed(),
-                    _ => self.thaws,
+                    Some(step) if step.memory => Charge::All(row.charge_mib.signed()),
+                    _ if self.thaws => Charge::Thaw,
+                    _ => Charge::All(0),
                 };
                 if let (Some(host), Some(sandbox)) = (&row.host, self.rows.sandboxes.get(&id)) {
                     let number = sandbox.fence.number;
-                    self.begun.insert(id, Begun { host: host.clone(), number, charge });
+                    let begun = Begun { host: host.clone(), number, charge, counted: false };
+                    self.begun.insert(id, begun);
                 }
             }
             ClaimId::Reservation(_) => {
@@ -322,26 +372,24 @@ impl Oracle {
                 self.pool_within_limit(&pool);
             }
         }
-        if step.is_none_or(|step| step.memory) || self.thaws > 0 {
+        if step.is_none_or(|step| step.memory) || self.thaws {
             for host in hosts {
                 self.host_within_budget(&host, row);
             }
         }
     }
 
-    fn thaw_charge(&self, row: &SandboxRow) -> i64 {
-        let known = row.host.as_ref().and_then(|host| self.known.get(host));
+    fn thaw_charge(&self, known: &Known, id: &SandboxId) -> i64 {
+        let Some(row) = self.rows.sandboxes.get(id) else { return 0 };
         let pool = row.pool.as_ref().and_then(|pool| self.rows.pools.get(pool));
-        let (Some(known), Some(pool)) = (known, pool) else { return 0 };
+        let Some(pool) = pool else { return 0 };
         let shape = Shape {
             memory: row.memory_mib,
             overhead: row.overhead_mib,
             vcpus: row.vcpus,
             stateful: row.stateful,
         };
-        let guest = known.guests.get(&row.id).copied();
-        let (charge, held) =
-            guest.unwrap_or((row.charge_mib, row.resident_mib.unwrap_or_default()));
+        let (charge, held) = known.guests.get(id).copied().unwrap_or_default();
         let thawed = thawed_charge(known.regime, &pool.settings.reserve, &shape, held);
         thawed.saturating_sub(charge).signed()
     }
@@ -413,8 +461,7 @@ impl Oracle {
     /// I3: what the host said that it still admits covers everything that it cannot have counted.
     fn host_within_budget(&mut self, host: &HostId, row: &DecisionRow) {
         // A frozen guest goes on where it is; its host decides when the cell cannot.
-        let thaws = self.thaws > 0;
-        if thaws && self.known.get(host).and_then(|known| known.admittable).is_none() {
+        if self.thaws && self.known.get(host).and_then(|known| known.admittable).is_none() {
             return;
         }
         let Some(known) = self.known.get(host) else {
@@ -429,13 +476,17 @@ impl Oracle {
             let detail = format!("{} goes to {host}, which admits nothing", row.id);
             return self.break_("I3", detail);
         };
-        let after = |number: u64| known.seen_through.is_none_or(|through| number > through);
-        let guests: i64 = self
+        let since: Vec<(SandboxId, &Begun)> = self
             .begun
-            .values()
-            .filter(|begun| begun.host == *host && after(begun.number))
-            .map(|begun| begun.charge)
-            .sum();
+            .iter()
+            .filter(|(_, begun)| begun.host == *host && !begun.counted)
+            .map(|(id, begun)| (*id, begun))
+            .collect();
+        let charge = |id: &SandboxId, begun: &Begun| match begun.charge {
+            Charge::All(charge) => charge,
+            Charge::Thaw => self.thaw_charge(known, id),
+        };
+        let guests: i64 = since.iter().map(|(id, begun)| charge(id, begun)).sum();
         let held: i64 = self
             .rows
             .reservations
@@ -444,11 +495,20 @@ impl Oracle {
             .filter(|held| !known.listed.contains(&held.id))
             .map(|held| held.charge_mib.signed())
             .sum();
-        if guests + held > admittable {
+        let adds = match row.object {
+            Some(ClaimId::Sandbox(id)) if self.thaws => self.thaw_charge(known, &id),
+            _ => row.charge_mib.signed(),
+        };
+        if adds > 0 && guests + held > admittable {
+            let each: Vec<String> = since
+                .iter()
+                .map(|(id, begun)| format!("{} for {id} by {}", charge(id, begun), begun.number))
+                .collect();
             let detail = format!(
                 "{host} admits {admittable} MiB; {guests} for guests and {held} for reservations \
-                 are given out since, {} of it now",
-                row.charge_mib.0
+                 are given out since, {} of it now: {}",
+                row.charge_mib.0,
+                each.join(", ")
             );
             self.break_("I3", detail);
         }

@@ -20,7 +20,7 @@ pub(super) const APPLICATION_ID: i64 = 0x504c_494d;
 
 /// Every step ever released, in order; a step is never changed once a database may have taken it.
 /// `user_version` is the number of steps taken.
-const STEPS: &[&str] = &[STEP_1];
+const STEPS: &[&str] = &[STEP_1, STEP_2];
 
 /// The newest version that this program knows.
 pub(super) const VERSION: i64 = STEPS.len() as i64;
@@ -327,6 +327,9 @@ CREATE TABLE usage_tenant_days (
     PRIMARY KEY (day_at_millis, tenant)
 ) WITHOUT ROWID;
 ";
+
+/// Starts of a host's agent that later ones have replaced.
+const STEP_2: &str = "ALTER TABLE hosts ADD COLUMN old_boots TEXT;";
 
 /// Columns that no readable view shows: they hold secrets or bulk.
 const HIDDEN: [&str; 6] = ["secret", "secrets", "secret_sha256", "env", "spec", "envelope"];

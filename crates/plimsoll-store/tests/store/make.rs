@@ -247,6 +247,7 @@ impl Make {
             draining: self.flag(),
             enrolled_at: self.time(),
             boot_id: self.maybe(Self::text),
+            old_boots: (0..self.below(3)).map(|_| self.text()).collect(),
         }
     }
 

@@ -222,6 +222,7 @@ impl SqlRow for HostRow {
         "draining",
         "enrolled_at_millis",
         "boot_id",
+        "old_boots",
     ];
 
     fn bind(&self, to: &mut Binder<'_, '_>) -> rusqlite::Result<()> {
@@ -235,6 +236,7 @@ impl SqlRow for HostRow {
             draining,
             enrolled_at,
             boot_id,
+            old_boots,
         } = self;
         to.text(id.as_str())?;
         to.text(pool.as_str())?;
@@ -244,7 +246,8 @@ impl SqlRow for HostRow {
         to.uint(*command_numbers_through)?;
         to.flag(*draining)?;
         to.time(*enrolled_at)?;
-        to.maybe_text(boot_id.as_deref())
+        to.maybe_text(boot_id.as_deref())?;
+        to.json_unless(old_boots.is_empty(), old_boots)
     }
 
     fn read(cells: &mut Cells<'_, '_>) -> Result<Self, StoreError> {
@@ -258,6 +261,7 @@ impl SqlRow for HostRow {
             draining: cells.flag()?,
             enrolled_at: cells.time()?,
             boot_id: cells.maybe_text()?.map(str::to_owned),
+            old_boots: cells.json_or_default()?,
         })
     }
 }
