@@ -14,10 +14,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::beat::Beat;
-use crate::calls::{Calls, Drivers, detail_of, settled};
+use crate::calls::{Calls, Drivers, detail_of, settled, used_input};
 use crate::config::{AgentConfig, ConfigError};
 use crate::core::{Core, Parts};
-use crate::driver::GuestName;
+use crate::driver::{FinalUse, GuestName};
 use crate::identity::{Folder, FolderError};
 use crate::journal::{self, Journal, JournalError};
 use crate::means::Means;
@@ -172,7 +172,7 @@ pub async fn run(
     )
     .map_err(StartError::Thread)?;
     match adopted(&drivers).await {
-        Ok(found) => core.input(found).await,
+        Ok(found) => take_over(&core, found).await,
         // Until every driver has looked, nothing is known to be gone.
         Err(Unsearched) => drop(tokio::spawn(adopt_later(core.clone(), Arc::clone(&drivers)))),
     }
@@ -263,10 +263,11 @@ fn none_abandoned(host: &Host, drivers: &Drivers) -> Result<(), StartError> {
 /// A driver could not look for its guests.
 struct Unsearched;
 
-/// What all drivers find.
-async fn adopted(drivers: &Drivers) -> Result<HostInput, Unsearched> {
+/// What all drivers find, and then what those at rest have used: nobody measures them any more.
+async fn adopted(drivers: &Drivers) -> Result<Vec<HostInput>, Unsearched> {
     let mut all = Vec::new();
     let mut foreign = Vec::new();
+    let mut used = Vec::new();
     for driver in drivers.values() {
         let found = driver.adopt().await.map_err(|error| {
             let (driver, error) = (driver.kind(), detail_of(&error));
@@ -276,6 +277,17 @@ async fn adopted(drivers: &Drivers) -> Result<HostInput, Unsearched> {
         for (folder, why) in found.broken {
             tracing::warn!(folder, why, "not a guest, and left alone");
             foreign.push(folder);
+        }
+        for guest in &found.guests {
+            let at_rest = matches!(guest.state.status, GuestStatus::Exited | GuestStatus::Paused);
+            if at_rest
+                && let Ok(usage) = driver.usage(&guest.name).await
+                && let Ok(cpu_millis_total) = usage.cpu_millis_total
+            {
+                let egress_bytes_total = usage.egress_bytes_total;
+                let last = FinalUse { cpu_millis_total, egress_bytes_total };
+                used.push(used_input(&guest.name, last));
+            }
         }
         all.extend(found.guests.into_iter().map(|guest| Found {
             id: guest.name.id,
@@ -289,7 +301,14 @@ async fn adopted(drivers: &Drivers) -> Result<HostInput, Unsearched> {
         }));
     }
     tracing::info!(guests = all.len(), "guests taken over");
-    Ok(HostInput::Adopted { found: all, foreign })
+    let adopted = HostInput::Adopted { found: all, foreign };
+    Ok(std::iter::once(adopted).chain(used).collect())
+}
+
+async fn take_over(core: &Core, found: Vec<HostInput>) {
+    for input in found {
+        core.input(input).await;
+    }
 }
 
 /// Goes on looking until every driver has.
@@ -300,7 +319,7 @@ async fn adopt_later(core: Core, drivers: Arc<Drivers>) {
             return;
         }
         if let Ok(found) = adopted(&drivers).await {
-            return core.input(found).await;
+            return take_over(&core, found).await;
         }
     }
 }
@@ -389,10 +408,14 @@ async fn end_guests(core: &Core, drivers: &Drivers) {
         return;
     };
     for (name, kind) in guests {
-        if let Some(driver) = drivers.get(&kind)
-            && let Err(error) = driver.end(&name).await
-        {
-            tracing::warn!(guest = %name, error = detail_of(&error), "could not be ended");
+        let Some(driver) = drivers.get(&kind) else { continue };
+        match driver.end(&name).await {
+            // For the next start of the agent, which tells the cell.
+            Ok(Some(used)) => core.input(used_input(&name, used)).await,
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(guest = %name, error = detail_of(&error), "could not be ended");
+            }
         }
     }
 }

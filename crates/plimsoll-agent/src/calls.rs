@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::config::CallTimeouts;
 use crate::core::Core;
-use crate::driver::{GuestDriver, GuestName, GuestState, LookError};
+use crate::driver::{FinalUse, GuestDriver, GuestName, GuestState, LookError};
 use crate::metrics::Metrics;
 
 /// How long a driver may take to say how a guest stands after a call went wrong.
@@ -84,6 +84,7 @@ impl Shared {
         let (id, word) = (call.id, call.op.word());
         tracing::debug!(guest = %id, attempt = call.attempt, op = word, "driver call");
         let performed = AssertUnwindSafe(self.perform(&call)).catch_unwind().await;
+        self.tell_totals(&call).await;
         let result = performed.unwrap_or_else(|_| DriverResult::Unknown {
             detail: "the driver panicked".to_owned(),
             found: None,
@@ -142,10 +143,39 @@ impl Shared {
                 Err(_) => self.late(&**driver, &name, "stop", limits.stop).await,
             },
             DriverOp::End => match timeout(limits.end, driver.end(&name)).await {
-                Ok(Ok(())) => DriverResult::Done,
+                Ok(Ok(used)) => {
+                    self.used(&name, used).await;
+                    DriverResult::Done
+                }
                 Ok(Err(error)) => DriverResult::Failed { detail: detail_of(&error) },
                 Err(_) => self.late(&**driver, &name, "end", limits.end).await,
             },
+        }
+    }
+
+    /// A guest whose process has been stopped or written out is not measured any more: what it
+    /// used to its end is read now.
+    async fn tell_totals(&self, call: &DriverCall) {
+        let at_rest = matches!(
+            call.op,
+            DriverOp::Stop | DriverOp::Pause { kind: PauseKind::Checkpoint | PauseKind::Driver }
+        );
+        let Some(driver) = call.driver.filter(|_| at_rest).and_then(|kind| self.drivers.get(&kind))
+        else {
+            return;
+        };
+        let name = GuestName { id: call.id, attempt: call.attempt };
+        if let Ok(Ok(usage)) = timeout(LOOK_TIMEOUT, driver.usage(&name)).await
+            && let Ok(cpu_millis_total) = usage.cpu_millis_total
+        {
+            let egress_bytes_total = usage.egress_bytes_total;
+            self.used(&name, Some(FinalUse { cpu_millis_total, egress_bytes_total })).await;
+        }
+    }
+
+    async fn used(&self, name: &GuestName, used: Option<FinalUse>) {
+        if let Some(used) = used {
+            self.core.input(used_input(name, used)).await;
         }
     }
 
@@ -153,7 +183,7 @@ impl Shared {
     async fn end_everywhere(&self, name: &GuestName) -> DriverResult {
         for driver in self.drivers.values() {
             match timeout(self.timeouts.end, driver.end(name)).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(_)) => {}
                 Ok(Err(error)) => return DriverResult::Failed { detail: detail_of(&error) },
                 Err(_) => return self.late(&**driver, name, "end", self.timeouts.end).await,
             }
@@ -165,7 +195,8 @@ impl Shared {
     async fn end_previous(&self, driver: &dyn GuestDriver, id: SandboxId, attempt: u32) {
         let name = GuestName { id, attempt };
         match timeout(self.timeouts.end, driver.end(&name)).await {
-            Ok(Ok(())) => {}
+            // It had ended before, and what it used is known since.
+            Ok(Ok(_)) => {}
             // The next start of the agent finds it as a leftover and ends it.
             Ok(Err(error)) => tracing::warn!(guest = %name, %error, "could not be cleared away"),
             Err(_) => tracing::warn!(guest = %name, "could not be cleared away in time"),
@@ -207,6 +238,16 @@ impl Shared {
         let found = look(driver, name).await;
         let detail = format!("the {what} took longer than {} s", limit.as_secs());
         DriverResult::Unknown { detail, found }
+    }
+}
+
+/// A guest's last counters as the state machine takes them.
+pub(crate) fn used_input(name: &GuestName, used: FinalUse) -> HostInput {
+    HostInput::Used {
+        id: name.id,
+        attempt: name.attempt,
+        cpu_millis_total_used: Some(used.cpu_millis_total),
+        egress_bytes_total: used.egress_bytes_total,
     }
 }
 

@@ -265,6 +265,15 @@ pub struct Usage {
     pub egress_bytes_total: Option<u64>,
 }
 
+/// What a guest has used over its whole life, as told at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinalUse {
+    /// CPU in core-milliseconds.
+    pub cpu_millis_total: u64,
+    /// Bytes sent out, where the driver can tell.
+    pub egress_bytes_total: Option<u64>,
+}
+
 /// Where a guest stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestState {
@@ -340,8 +349,8 @@ pub trait GuestDriver: Send + Sync {
     fn stop<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), ChangeError>>;
 
     /// Ends a guest, whatever its state, with all that it left: processes, control group, folder.
-    /// None is well, too.
-    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>>;
+    /// None is well, too. Brings the guest's last counters: nobody can read them any more.
+    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<Option<FinalUse>, EndError>>;
 
     /// Runs a command in a running guest, with the guest's own user, limits and environment. When
     /// the guest is written out meanwhile the command goes along and is answered with a fault.

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_types::{
-    ClaimId, Counted, Driver, DriverSet, GuestReport, GuestStatus, HOST_PROTOCOL_VERSION, HostId,
-    HostReport, Mib, MilliCpu, PoolName, Regime, ReservationId, Timestamp, bounds,
+    ClaimId, Counted, Driver, DriverSet, EndedGuest, GuestReport, GuestStatus,
+    HOST_PROTOCOL_VERSION, HostId, HostReport, Mib, MilliCpu, PoolName, Regime, ReservationId,
+    Timestamp, bounds,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -102,6 +103,10 @@ pub struct Heartbeat {
     /// says.
     #[serde(default)]
     pub guests: Option<Vec<Guest>>,
+    /// Guests that are here no more, with the last totals of each. An entry is sent again until a
+    /// heartbeat that held it was accepted; the cell credits it once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<Ended>,
     /// Whether `guests` is everything. False where absent: an unfinished list releases nothing.
     #[serde(default)]
     pub complete: bool,
@@ -146,6 +151,22 @@ pub struct Guest {
     pub reason: Option<String>,
 }
 
+/// A guest that is on its host no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Ended {
+    /// A sandbox or a reservation.
+    pub id: String,
+    /// Which try; 1 where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// CPU used over its whole life, in core-milliseconds.
+    #[serde(default)]
+    pub cpu_millis_total_used: u64,
+    /// Bytes sent out over its whole life; absent where its driver cannot tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_bytes_total: Option<u64>,
+}
+
 /// What the cell fills in where a heartbeat is silent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeartbeatDefaults {
@@ -185,11 +206,19 @@ impl Body for Heartbeat {
             return Err(FieldError::new("memory_mib_admittable", admittable, bound));
         }
         let listed = self.guests.as_ref().map_or(0, Vec::len);
-        for (field, length) in [("guests", listed), ("reservations", self.reservations.len())] {
+        for (field, length) in [
+            ("guests", listed),
+            ("reservations", self.reservations.len()),
+            ("ended", self.ended.len()),
+        ] {
             if length > bounds::HEARTBEAT_GUESTS_MAX {
                 let bound = format!("at most {} entries", bounds::HEARTBEAT_GUESTS_MAX);
                 return Err(FieldError::new(field, format_args!("{length} entries"), bound));
             }
+        }
+        for (at, ended) in self.ended.iter().enumerate() {
+            check_text("id", &ended.id, bounds::LABEL_LENGTH_MAX)
+                .map_err(|error| error.within(&format!("ended[{at}]")))?;
         }
         let mut seen = BTreeSet::new();
         for (at, guest) in self.guests.iter().flatten().enumerate() {
@@ -232,6 +261,29 @@ impl Guest {
             last_active_at: self.last_active_at.map(Into::into),
             exit_code: self.exit_code,
             reason: self.reason,
+        }
+    }
+}
+
+impl Ended {
+    /// What no claim of a cell is called has nothing to be credited to.
+    fn into_report(self) -> Option<EndedGuest> {
+        Some(EndedGuest {
+            id: self.id.parse().ok()?,
+            attempt: self.attempt.unwrap_or(1),
+            cpu_millis_total_used: self.cpu_millis_total_used,
+            egress_bytes_total: self.egress_bytes_total,
+        })
+    }
+}
+
+impl From<EndedGuest> for Ended {
+    fn from(report: EndedGuest) -> Self {
+        Self {
+            id: report.id.to_string(),
+            attempt: Some(report.attempt),
+            cpu_millis_total_used: report.cpu_millis_total_used,
+            egress_bytes_total: report.egress_bytes_total,
         }
     }
 }
@@ -308,6 +360,7 @@ impl Heartbeat {
             reservations: self.reservations,
             guests,
             foreign_guests,
+            ended: self.ended.into_iter().filter_map(Ended::into_report).collect(),
             complete,
         })
     }
@@ -365,6 +418,7 @@ impl From<HostReport> for Heartbeat {
             pressure_bp: report.pressure_bp,
             reservations: report.reservations,
             guests: Some(guests),
+            ended: report.ended.into_iter().map(Ended::from).collect(),
             complete: report.complete,
         }
     }

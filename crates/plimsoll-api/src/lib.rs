@@ -33,7 +33,7 @@ pub use admin::{
 pub use agent::{EndGuest, GuestExec, RegisterAnswer, RegisterHost, check_command, outcome_status};
 pub use edit::Patch;
 pub use explain::{CheckLine, ExplainRequest, Explanation, HostLine, Verdict};
-pub use host::{Guest, Heartbeat, HeartbeatDefaults};
+pub use host::{Ended, Guest, Heartbeat, HeartbeatDefaults};
 pub use input::{
     Body, FieldError, IDEMPOTENCY_KEY_HEADER, TENANT_HEADER, check_idempotency_key, parse,
     parse_or_default,

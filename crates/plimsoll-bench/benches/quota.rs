@@ -180,6 +180,7 @@ impl Bench {
             reservations: Vec::new(),
             guests,
             foreign_guests: Vec::new(),
+            ended: Vec::new(),
             complete: false,
         };
         self.input(Input::Report { token: Token(0), report: Box::new(report), probe: false });

@@ -2,6 +2,7 @@
 
 use plimsoll_types::{Fence, HeartbeatAnswer, Millis, PauseKind, SandboxId};
 
+use crate::beat::Answered;
 use crate::config::HostConfig;
 use crate::effect::{HostEffect, HostEvent};
 use crate::fence::Tombstone;
@@ -60,6 +61,7 @@ impl Host {
                         guest.recall(state, kept);
                     }
                 }
+                JournalEntry::Ended { guest } => host.ended.put(guest),
                 JournalEntry::Gone { id, attempt, fence, failed } => {
                     host.fences.restore(fence);
                     if host.guests.get(&id).is_some_and(|guest| guest.spec.attempt <= attempt) {
@@ -118,6 +120,7 @@ impl Host {
         if let Some(incarnation) = self.incarnation.or(self.last_incarnation) {
             entries.push(JournalEntry::Registered { incarnation });
         }
+        entries.extend(self.ended.iter().map(|guest| JournalEntry::Ended { guest }));
         let mut out = Vec::new();
         for (id, stone) in self.tombstones.iter() {
             entries.push(JournalEntry::Gone {
@@ -287,17 +290,23 @@ impl Host {
         self.note_settled(id, out);
     }
 
-    /// Takes what the cell answered to a report that accounted for commands up to `seen_through`.
+    /// Takes what the cell answered to a report.
     pub(crate) fn answered(
         &mut self,
         now: HostTime,
-        seen_through: Option<u64>,
+        report: Option<Answered>,
         answer: HeartbeatAnswer,
         out: &mut Vec<HostEffect>,
     ) {
         if !answer.accepted {
             return;
         }
+        if let Some(report) = report
+            && self.ended.taken(report.ended_through)
+        {
+            self.beat.want();
+        }
+        let seen_through = report.map(|report| report.seen_through);
         if answer.regime.is_some() && answer.regime != self.pool_regime {
             self.pool_regime = answer.regime;
             self.beat.want();
@@ -314,8 +323,9 @@ impl Host {
             };
             self.reservations.insert(id, reserved);
         }
-        if !known.is_empty() {
+        for gone in known.into_values() {
             self.beat.want();
+            self.keep_totals(gone.ended(), out);
         }
         self.end_unexpected(now, seen_through, answer.unexpected_guests, out);
     }

@@ -20,9 +20,18 @@ const LARGE_FLOOR_MIB: i64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sent {
     sequence: u64,
-    seen_through: u64,
+    told: Answered,
     admittable: Option<i64>,
     at: Millis,
+}
+
+/// What a report that is answered now had told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    /// The highest command number that it accounted for.
+    pub(crate) seen_through: u64,
+    /// The mark up to which it held totals of ended guests.
+    pub(crate) ended_through: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -42,25 +51,24 @@ impl Beat {
         self.wanted = true;
     }
 
-    fn sent(&mut self, report: &HostReport, now: HostTime) {
+    fn sent(&mut self, report: &HostReport, ended_through: u64, now: HostTime) {
         self.asked = false;
         self.in_flight = true;
         self.wanted = false;
         self.sent = Some(Sent {
             sequence: report.sequence,
-            seen_through: report.seen_through.unwrap_or(0),
+            told: Answered { seen_through: report.seen_through.unwrap_or(0), ended_through },
             admittable: report.memory_mib_admittable,
             at: now.uptime,
         });
     }
 
-    /// The highest command number that the answered report accounted for; `None` when the answer
-    /// is to none that is known.
-    pub(crate) fn answered(&mut self, sequence: u64) -> Option<u64> {
+    /// What the answered report had told; `None` when the answer is to none that is known.
+    pub(crate) fn answered(&mut self, sequence: u64) -> Option<Answered> {
         self.in_flight = false;
         self.failures = 0;
         self.failed_at = None;
-        self.sent.filter(|sent| sent.sequence == sequence).map(|sent| sent.seen_through)
+        self.sent.filter(|sent| sent.sequence == sequence).map(|sent| sent.told)
     }
 
     pub(crate) fn failed(&mut self, now: HostTime) {
@@ -104,7 +112,7 @@ impl Host {
     /// The report that goes to the cell now.
     pub fn heartbeat(&mut self, now: HostTime) -> HostReport {
         let report = self.report(now);
-        self.beat.sent(&report, now);
+        self.beat.sent(&report, self.ended.mark(), now);
         report
     }
 

@@ -216,10 +216,12 @@ impl Host {
         let phase = Phase::Starting { previous };
         let mut guest = Guest::new(spec.clone(), fence, phase);
         guest.waiters.push(token);
-        if let Some(old) = self.guests.remove(&id)
-            && old.spec.attempt == spec.attempt
-        {
-            guest.go_on_counting(&old);
+        if let Some(old) = self.guests.remove(&id) {
+            if old.spec.attempt == spec.attempt {
+                guest.go_on_counting(&old);
+            } else {
+                self.retire(&old, out);
+            }
         }
         self.guests.insert(id, guest);
         self.call(id, DriverOp::Start { guest: spec, previous }, out);

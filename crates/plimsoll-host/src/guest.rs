@@ -88,32 +88,6 @@ impl Phase {
     }
 }
 
-/// A counter that goes on growing when its source starts anew with each process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Total {
-    before: u64,
-    last: u64,
-}
-
-impl Total {
-    pub(crate) fn get(self) -> u64 {
-        self.before.saturating_add(self.last)
-    }
-
-    fn see(&mut self, value: u64) {
-        if value < self.last {
-            self.close();
-        }
-        self.last = value;
-    }
-
-    /// The process has ended: what comes next counts from zero.
-    fn close(&mut self) {
-        self.before = self.get();
-        self.last = 0;
-    }
-}
-
 /// One guest of this cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
@@ -135,8 +109,10 @@ pub(crate) struct Guest {
     pub(crate) unread: bool,
     /// The uptime of the last reading.
     pub(crate) read_at: Option<Millis>,
-    pub(crate) cpu: Total,
-    pub(crate) egress: Total,
+    /// Highest total that its driver has told of this attempt, in core-milliseconds.
+    pub(crate) cpu_millis: u64,
+    /// The same in bytes sent out; `None` where the driver cannot tell.
+    pub(crate) egress_bytes: Option<u64>,
     pub(crate) last_active_at: Option<Timestamp>,
     /// Why the host itself paused or stopped it.
     pub(crate) reason: Option<String>,
@@ -168,8 +144,8 @@ impl Guest {
             resident: None,
             unread: false,
             read_at: None,
-            cpu: Total::default(),
-            egress: Total::default(),
+            cpu_millis: 0,
+            egress_bytes: None,
             last_active_at: None,
             reason: None,
             stopped: false,
@@ -250,13 +226,14 @@ impl Guest {
             }
             Err(_) => self.unread = true,
         }
-        if let Some(cpu) = sample.cpu_millis_total_used {
-            self.cpu.see(cpu);
-        }
-        if let Some(egress) = sample.egress_bytes_total {
-            self.egress.see(egress);
-        }
+        self.see_totals(sample.cpu_millis_total_used, sample.egress_bytes_total);
         self.active_at(sample.last_active_at);
+    }
+
+    /// Totals never fall within an attempt: a lower one is an older one.
+    pub(crate) fn see_totals(&mut self, cpu_millis: Option<u64>, egress_bytes: Option<u64>) {
+        self.cpu_millis = self.cpu_millis.max(cpu_millis.unwrap_or(0));
+        self.egress_bytes = self.egress_bytes.max(egress_bytes);
     }
 
     /// A sample has passed. A guest that has run for a while and was not in it is unread: no word
@@ -274,8 +251,8 @@ impl Guest {
 
     /// Takes over the totals of the same attempt as it was before it was stopped.
     pub(crate) fn go_on_counting(&mut self, old: &Self) {
-        self.cpu = old.cpu;
-        self.egress = old.egress;
+        self.cpu_millis = old.cpu_millis;
+        self.egress_bytes = old.egress_bytes;
         self.last_active_at = old.last_active_at;
     }
 
@@ -292,8 +269,6 @@ impl Guest {
 
     /// Its process is gone, and its memory with it.
     pub(crate) fn leave_memory(&mut self) {
-        self.cpu.close();
-        self.egress.close();
         self.since = None;
         self.resident = None;
         self.read_at = None;
@@ -315,8 +290,8 @@ impl Guest {
         Kept {
             since: self.since,
             resident_mib: self.resident.filter(|_| self.phase == Phase::Paused(PauseKind::Keep)),
-            cpu_millis_before: self.cpu.before,
-            egress_bytes_before: self.egress.before,
+            cpu_millis_total: self.cpu_millis,
+            egress_bytes_total: self.egress_bytes,
             last_active_at: self.last_active_at,
             reason: self.reason.clone(),
             stopped: self.stopped,
@@ -334,8 +309,7 @@ impl Guest {
         };
         self.since = kept.since;
         self.resident = kept.resident_mib;
-        self.cpu = Total { before: kept.cpu_millis_before, last: 0 };
-        self.egress = Total { before: kept.egress_bytes_before, last: 0 };
+        self.see_totals(Some(kept.cpu_millis_total), kept.egress_bytes_total);
         self.last_active_at = kept.last_active_at;
         self.reason = kept.reason;
         self.stopped = kept.stopped;
@@ -357,8 +331,8 @@ impl Guest {
             },
             charge_mib: self.charge(regime, now),
             measured: at_rest || self.is_measured(),
-            cpu_millis_total_used: self.cpu.get(),
-            egress_bytes_total: self.egress.get(),
+            cpu_millis_total_used: self.cpu_millis,
+            egress_bytes_total: self.egress_bytes.unwrap_or(0),
             last_active_at: self.last_active_at,
             exit_code: match self.phase {
                 Phase::Exited { code } => code,

@@ -11,6 +11,7 @@ use plimsoll_types::{
 use crate::beat::Beat;
 use crate::config::HostConfig;
 use crate::effect::{CallId, DriverCall, DriverOp, HostEffect, HostEvent};
+use crate::ended::Ended;
 use crate::fence::{Fences, Tombstone, Tombstones};
 use crate::guest::{Guest, Phase};
 use crate::input::{DriverResult, FoundState, HostInput, Sample, Token};
@@ -36,6 +37,7 @@ pub struct Host {
     pub(crate) foreign: Vec<String>,
     pub(crate) fences: Fences,
     pub(crate) tombstones: Tombstones,
+    pub(crate) ended: Ended,
     pub(crate) guests: BTreeMap<SandboxId, Guest>,
     /// Leftovers of attempts that are no guest's any more, on their way out.
     pub(crate) strays: BTreeMap<(SandboxId, u32), Stray>,
@@ -77,6 +79,7 @@ impl Host {
             foreign: Vec::new(),
             fences: Fences::default(),
             tombstones,
+            ended: Ended::default(),
             guests: BTreeMap::new(),
             strays: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -158,6 +161,14 @@ impl Host {
         match input {
             HostInput::Command { token, command } => self.command(now, token, *command, out),
             HostInput::DriverDone { call, result } => self.driver_done(now, call, result, out),
+            HostInput::Used { id, attempt, cpu_millis_total_used, egress_bytes_total } => {
+                if let Some(guest) = self.guests.get_mut(&id)
+                    && guest.spec.attempt == attempt
+                {
+                    guest.see_totals(cpu_millis_total_used, egress_bytes_total);
+                    self.note_settled(id, out);
+                }
+            }
             HostInput::GuestExited { id, attempt, code } => {
                 self.guest_exited(now, id, attempt, code, out);
             }
@@ -177,8 +188,8 @@ impl Host {
                 self.beat.want();
             }
             HostInput::HeartbeatAnswered { sequence, answer } => {
-                let seen_through = self.beat.answered(sequence);
-                self.answered(now, seen_through, *answer, out);
+                let report = self.beat.answered(sequence);
+                self.answered(now, report, *answer, out);
             }
             HostInput::HeartbeatFailed => self.beat.failed(now),
             HostInput::Tick => {}
@@ -487,6 +498,7 @@ impl Host {
     ) {
         let Some(mut guest) = self.guests.remove(&id) else { return };
         let attempt = guest.ending_through.max(guest.spec.attempt);
+        self.retire(&guest, out);
         self.bury(id, Tombstone { attempt, fence: guest.fence, failed }, out);
         for token in core::mem::take(&mut guest.waiters) {
             out.push(HostEffect::Answer { token, outcome: outcome.clone() });

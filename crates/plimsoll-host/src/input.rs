@@ -32,6 +32,18 @@ pub enum HostInput {
         /// How it came out.
         result: DriverResult,
     },
+    /// A driver has told a guest's totals outside a sample: at the end of a process that is not
+    /// measured any more. Comes before the [`HostInput::DriverDone`] of the call that ended it.
+    Used {
+        /// The guest.
+        id: SandboxId,
+        /// Its attempt.
+        attempt: u32,
+        /// CPU over the attempt's whole life, in core-milliseconds.
+        cpu_millis_total_used: Option<u64>,
+        /// Bytes sent out over the attempt's whole life.
+        egress_bytes_total: Option<u64>,
+    },
     /// A guest's process has ended without being told to.
     GuestExited {
         /// The guest.
@@ -174,9 +186,9 @@ pub struct GuestSample {
     /// Whether that memory is part of the machine's own `memory_used`. It is not for guests that
     /// exist only as numbers.
     pub in_machine: bool,
-    /// CPU since its process started or was restored, in core-milliseconds.
+    /// CPU over the attempt's whole life, in core-milliseconds.
     pub cpu_millis_total_used: Option<u64>,
-    /// Bytes sent out since then.
+    /// Bytes sent out over the attempt's whole life.
     pub egress_bytes_total: Option<u64>,
     /// Its last activity, where the driver can tell.
     pub last_active_at: Option<Timestamp>,

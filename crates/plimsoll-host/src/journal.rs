@@ -1,7 +1,7 @@
 //! What outlives the agent: enough to know every guest, its charge and the last command after a
 //! `kill -9`.
 
-use plimsoll_types::{Fence, GuestSpec, Mib, Millis, PauseKind, SandboxId, Timestamp};
+use plimsoll_types::{EndedGuest, Fence, GuestSpec, Mib, Millis, PauseKind, SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::input::FoundState;
@@ -69,6 +69,11 @@ pub enum JournalEntry {
         /// Whether its start failed (otherwise it was ended).
         failed: bool,
     },
+    /// Totals of a guest, or of an attempt, that is here no more: the cell is to hear of them.
+    Ended {
+        /// The totals.
+        guest: EndedGuest,
+    },
 }
 
 impl JournalEntry {
@@ -110,10 +115,10 @@ pub struct Kept {
     pub since: Option<Millis>,
     /// Resident memory when it was paused in place.
     pub resident_mib: Option<Mib>,
-    /// CPU of earlier processes of this attempt, in core-milliseconds.
-    pub cpu_millis_before: u64,
-    /// Bytes sent by earlier processes of this attempt.
-    pub egress_bytes_before: u64,
+    /// CPU of this attempt so far, in core-milliseconds.
+    pub cpu_millis_total: u64,
+    /// Bytes that this attempt has sent out so far, where its driver can tell.
+    pub egress_bytes_total: Option<u64>,
     /// Its last activity.
     pub last_active_at: Option<Timestamp>,
     /// Why the host itself paused or stopped it.

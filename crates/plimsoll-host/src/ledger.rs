@@ -8,9 +8,9 @@ use plimsoll_policy::fit::{HostFacts, Request, filter};
 use plimsoll_policy::fresh::Freshness;
 use plimsoll_policy::host::{admittable, budget, default_headroom, system_used};
 use plimsoll_types::{
-    BasisPoints, ClaimId, Counted, Driver, DriverSet, GuestReport, GuestSpec, GuestStatus,
-    HostFilter, HostOutcome, HostReservation, Mib, MilliCpu, Millis, RefusalCode, Regime,
-    ReserveRule, Vcpus,
+    BasisPoints, ClaimId, Counted, Driver, DriverSet, EndedGuest, GuestReport, GuestSpec,
+    GuestStatus, HostFilter, HostOutcome, HostReservation, Mib, MilliCpu, Millis, RefusalCode,
+    Regime, ReserveRule, Vcpus,
 };
 
 use crate::guest::{Guest, shape};
@@ -112,6 +112,16 @@ impl Reserved {
         match self.resident {
             Some(resident) if self.read_at.is_some() => resident,
             _ => self.told.memory_mib,
+        }
+    }
+
+    /// Its totals, when it is over.
+    pub(crate) fn ended(&self) -> EndedGuest {
+        EndedGuest {
+            id: ClaimId::Reservation(self.told.id),
+            attempt: 1,
+            cpu_millis_total_used: self.cpu_millis,
+            egress_bytes_total: None,
         }
     }
 

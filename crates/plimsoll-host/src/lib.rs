@@ -35,6 +35,7 @@ mod beat;
 mod command;
 mod config;
 mod effect;
+mod ended;
 mod fence;
 mod guest;
 mod host;

@@ -65,6 +65,7 @@ impl Host {
             reservations: self.reservations.keys().copied().collect(),
             guests,
             foreign_guests: self.foreign.clone(),
+            ended: self.ended.report(),
             complete: self.adopted,
         }
     }

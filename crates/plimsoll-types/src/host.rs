@@ -283,9 +283,9 @@ pub struct GuestReport {
     pub charge_mib: Mib,
     /// Whether a sample taken after the settle time stands behind the charge.
     pub measured: bool,
-    /// CPU used since it started, in core-milliseconds, never falling within one attempt.
+    /// CPU used over the attempt's whole life, in core-milliseconds, never falling within one.
     pub cpu_millis_total_used: u64,
-    /// Bytes sent out since it started, where the driver can tell.
+    /// Bytes sent out over the attempt's whole life, where the driver can tell.
     pub egress_bytes_total: u64,
     /// Its last activity by the host's clock, where the host can tell.
     pub last_active_at: Option<Timestamp>,
@@ -293,6 +293,20 @@ pub struct GuestReport {
     pub exit_code: Option<i32>,
     /// Why the host itself paused or stopped it, where it did (memory pressure).
     pub reason: Option<String>,
+}
+
+/// The last totals of a guest that its host has no more: what it used between the last report that
+/// listed it and its end would be billed to nobody otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedGuest {
+    /// A sandbox or a reservation of this cell.
+    pub id: ClaimId,
+    /// Which try; 1 where the host does not say.
+    pub attempt: u32,
+    /// CPU used over its whole life, in core-milliseconds.
+    pub cpu_millis_total_used: u64,
+    /// Bytes sent out over its whole life, where the driver can tell.
+    pub egress_bytes_total: Option<u64>,
 }
 
 /// One heartbeat, parsed and checked.
@@ -352,6 +366,8 @@ pub struct HostReport {
     pub guests: Vec<GuestReport>,
     /// Guests whose ids are none of this cell's.
     pub foreign_guests: Vec<String>,
+    /// Guests that are here no more, until an answer shows that the cell has taken their totals.
+    pub ended: Vec<EndedGuest>,
     /// Whether `guests` is everything; an unfinished list releases nothing.
     pub complete: bool,
 }

@@ -17,8 +17,8 @@ mod units;
 mod verdict;
 
 pub use host::{
-    ClaimId, Counted, Fence, GuestReport, GuestSpec, HOST_PROTOCOL_VERSION, HeartbeatAnswer,
-    HostCommand, HostOp, HostOutcome, HostReport, HostReservation,
+    ClaimId, Counted, EndedGuest, Fence, GuestReport, GuestSpec, HOST_PROTOCOL_VERSION,
+    HeartbeatAnswer, HostCommand, HostOp, HostOutcome, HostReport, HostReservation,
 };
 pub use ids::{
     DecisionId, EndpointId, EventId, HostId, IdError, KeyId, Name, NameError, PlanId, PoolName,

@@ -27,7 +27,7 @@ use super::launch::{CHECKPOINT_LIMIT, RESTORE_LIMIT, call, start_shim, take_lock
 use super::look::{Look, wait_for_shim};
 use super::shared::{Polite, STOP_GRACE, Shared, blocking};
 use super::{
-    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, Found,
+    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, FinalUse, Found,
     GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage, describe,
 };
 use crate::shim::files::{
@@ -538,11 +538,13 @@ impl GuestDriver for GvisorDriver {
         })
     }
 
-    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>> {
+    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<Option<FinalUse>, EndError>> {
         Box::pin(async move {
             let _turn = self.shared.guests.turn(&name.to_string()).await;
             // Its disk goes with it: there is nothing that it could still bring to safety.
-            self.shared.end(name, Polite::No).await
+            let used = self.shared.end(name, Polite::No).await?;
+            // A sandbox has no network at all, so this zero is known.
+            Ok(used.map(|used| FinalUse { egress_bytes_total: Some(0), ..used }))
         })
     }
 

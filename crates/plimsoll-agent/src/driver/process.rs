@@ -18,7 +18,7 @@ use super::folder::{GuestDir, GuestName, Guests};
 use super::launch::START_LIMIT;
 use super::shared::{END_GRACE, Polite, STOP_GRACE, Shared, blocking};
 use super::{
-    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, Found,
+    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, FinalUse, Found,
     GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage,
 };
 use crate::shim::GuestUser;
@@ -340,12 +340,12 @@ impl GuestDriver for ProcessDriver {
         })
     }
 
-    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>> {
+    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<Option<FinalUse>, EndError>> {
         Box::pin(async move {
             let _turn = self.shared.guests.turn(&name.to_string()).await;
-            self.shared.end(name, Polite::Yes(&ask, END_GRACE)).await?;
+            let used = self.shared.end(name, Polite::Yes(&ask, END_GRACE)).await?;
             self.free_user(name);
-            Ok(())
+            Ok(used)
         })
     }
 

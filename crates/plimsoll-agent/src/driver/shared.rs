@@ -10,10 +10,10 @@ use rustix::process::Signal;
 use super::adopt::settle;
 use super::folder::{GuestDir, GuestName, Guests};
 use super::launch::{EXEC_MARGIN, START_LIMIT, call, start_shim, take_lock};
-use super::look::{Look, look, wait_for_shim};
+use super::look::{self, Look, look, wait_for_shim};
 use super::{
-    ChangeError, EXEC_TIMEOUT_MAX, EndError, ExecError, ExecOutput, ExecRequest, Fault, GuestState,
-    LookError, StartError, Started, Usage,
+    ChangeError, EXEC_TIMEOUT_MAX, EndError, ExecError, ExecOutput, ExecRequest, Fault, FinalUse,
+    GuestState, LookError, StartError, Started, Usage,
 };
 use crate::probe::{MemoryMethod, Resident};
 use crate::shim::ExitRecord;
@@ -181,7 +181,11 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) async fn end(&self, name: &GuestName, polite: Polite<'_>) -> Result<(), EndError> {
+    pub(crate) async fn end(
+        &self,
+        name: &GuestName,
+        polite: Polite<'_>,
+    ) -> Result<Option<FinalUse>, EndError> {
         self.end_and(name, polite, None).await
     }
 
@@ -191,15 +195,16 @@ impl Shared {
         name: &GuestName,
         polite: Polite<'_>,
         disk: Option<PathBuf>,
-    ) -> Result<(), EndError> {
+    ) -> Result<Option<FinalUse>, EndError> {
         let dir = self.guests.dir(name);
         let Some(look) = self.look(name).await? else {
             self.guests.forget(name);
-            return Ok(());
+            return Ok(None);
         };
+        let (kind, own_name) = (self.kind, *name);
         let look = ask_to_end(&dir, self.kind, look, polite).await?;
         let guests = Arc::clone(&self.guests);
-        let left = blocking(move || {
+        let (left, used) = blocking(move || {
             let tree = look.tree();
             let mut left = tree.kill(DYING).len();
             if left == 0 && !wait_for_shim(&dir, DYING).map_err(Fault::io("wait for the shim"))? {
@@ -211,7 +216,11 @@ impl Shared {
                     !wait_for_shim(&dir, DYING).map_err(Fault::io("wait for the shim"))?,
                 );
             }
+            let mut used = None;
             if left == 0 {
+                // The shim has written the last counters down; nothing of it can use any more.
+                let ended = look::look(&dir, kind)?;
+                used = ended.map(|look| final_use(&guests, &own_name, &look));
                 tree.cgroup.remove().map_err(Fault::io("remove the guest's control group"))?;
                 if let Some(disk) = disk {
                     std::fs::rename(dir.work_path(), disk)
@@ -219,14 +228,14 @@ impl Shared {
                 }
                 guests.remove(&dir).map_err(Fault::io("remove the guest's folder"))?;
             }
-            Ok(left)
+            Ok((left, used))
         })
         .await?;
         if left > 0 {
             return Err(EndError::Survivors { name: *name, count: left });
         }
         self.guests.forget(name);
-        Ok(())
+        Ok(used)
     }
 
     pub(crate) async fn exec(
@@ -345,6 +354,17 @@ pub(crate) fn check_exec(request: &ExecRequest) -> Result<(), ExecError> {
         return invalid("timeout_seconds", format!("more than 0 and at most {most}"));
     }
     Ok(())
+}
+
+/// The last counters of a guest of which no process is left.
+fn final_use(guests: &Guests, name: &GuestName, look: &Look) -> FinalUse {
+    let recorded = look.guest.exit.as_ref().map(|exit| exit.cpu_millis_total);
+    let written_out = look.checkpoint.as_ref().map(|image| image.cpu_millis_total);
+    // Without a shim nobody wrote them down; the group still counts what ran in it.
+    let base = look.state.as_ref().map_or(0, |state| state.cpu_base_millis);
+    let group = look.tree().cgroup.cpu_millis().map_or(0, |millis| base.saturating_add(millis));
+    let last = recorded.max(written_out).unwrap_or(0).max(group);
+    FinalUse { cpu_millis_total: guests.cpu_never_falls(name, last), egress_bytes_total: None }
 }
 
 fn measure(guests: &Guests, name: &GuestName, look: &Look) -> Usage {

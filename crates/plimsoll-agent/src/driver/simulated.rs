@@ -19,8 +19,8 @@ use self::journal::Journal;
 use super::folder::GuestName;
 use super::shared::check_exec;
 use super::{
-    Abilities, Adopted, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, Found,
-    GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage,
+    Abilities, Adopted, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, FinalUse,
+    Found, GuestDriver, GuestState, LookError, StartError, Started, Unavailable, Usage,
 };
 use crate::probe::{MemoryMethod, Resident};
 use crate::shim::ExitRecord;
@@ -318,12 +318,21 @@ impl SimulatedDriver {
         let kept = self.kept();
         let guest = kept.guests.get(name).ok_or(LookError::NotFound(*name))?;
         let bytes = self.resident_bytes(guest);
-        let seconds = self.ran_millis(guest) / 1000;
+        let used = self.final_use(guest);
         Ok(Usage {
             resident: Ok(Resident { bytes, method: MemoryMethod::Simulated }),
-            cpu_millis_total: Ok(self.cpu_millis(guest)),
-            egress_bytes_total: Some(self.config.egress_bytes_per_second.saturating_mul(seconds)),
+            cpu_millis_total: Ok(used.cpu_millis_total),
+            egress_bytes_total: used.egress_bytes_total,
         })
+    }
+
+    /// What it has used, should it end now.
+    fn final_use(&self, guest: &Guest) -> FinalUse {
+        let seconds = self.ran_millis(guest) / 1000;
+        FinalUse {
+            cpu_millis_total: self.cpu_millis(guest),
+            egress_bytes_total: Some(self.config.egress_bytes_per_second.saturating_mul(seconds)),
+        }
     }
 
     /// Guests whose step the agent's end cut short are back where they were before it.
@@ -452,8 +461,13 @@ impl GuestDriver for SimulatedDriver {
         })
     }
 
-    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>> {
-        Box::pin(async move { Ok(self.kept().put(name, None)?) })
+    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<Option<FinalUse>, EndError>> {
+        Box::pin(async move {
+            let mut kept = self.kept();
+            let used = kept.guests.get(name).map(|guest| self.final_use(guest));
+            kept.put(name, None)?;
+            Ok(used)
+        })
     }
 
     fn exec<'a>(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use plimsoll_agent::driver::{
-    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, Found,
+    Abilities, ChangeError, EndError, ExecError, ExecOutput, ExecRequest, Fault, FinalUse, Found,
     GuestDriver, GuestName, GuestState, LookError, StartError, Started, Unavailable, Usage,
 };
 use plimsoll_types::{Driver, GuestSpec, GuestStatus, HostOp, HostOutcome, PauseKind, SandboxId};
@@ -74,10 +74,10 @@ impl GuestDriver for Hanging {
         Box::pin(async { Ok(()) })
     }
 
-    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<(), EndError>> {
+    fn end<'a>(&'a self, name: &'a GuestName) -> BoxFuture<'a, Result<Option<FinalUse>, EndError>> {
         self.note("end", name);
         self.running.lock().unwrap().retain(|running| running != name);
-        Box::pin(async { Ok(()) })
+        Box::pin(async { Ok(None) })
     }
 
     fn exec<'a>(

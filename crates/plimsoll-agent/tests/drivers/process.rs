@@ -147,8 +147,33 @@ async fn without_control_groups_a_guest_is_found_by_descent() {
     let used = driver.usage(&name).await.unwrap().cpu_millis_total.unwrap();
     assert!(used > 0, "{used}");
     assert!(driver.usage(&name).await.unwrap().cpu_millis_total.unwrap() >= used);
-    driver.end(&name).await.unwrap();
+    let last = driver.end(&name).await.unwrap().unwrap();
+    assert!(last.cpu_millis_total >= used, "{last:?}");
+    assert_eq!(last.egress_bytes_total, None, "unknown, and not zero");
     host.assert_gone(&name).await;
+}
+
+#[tokio::test]
+async fn what_a_guest_used_that_nobody_measured_is_told_at_its_end() {
+    let host = Host::new();
+    let driver = driver(&host.guests());
+    // Busy in a child that it waits for, until the mark appears; nothing is sampled meanwhile.
+    let script = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; echo done; sleep 1000";
+    let guests = host.guests();
+    for (id, stop) in [(31, false), (32, true)] {
+        let spec = spec(Driver::Process, id, &["sh", "-c", script]);
+        let name = GuestName::of(&spec);
+        driver.start(&spec).await.unwrap();
+        let dir = guests.dir(&name);
+        wait_for("the end of its work", async || dir.log_tail(100) == b"done\n").await;
+        if stop {
+            driver.stop(&name).await.unwrap();
+        }
+        let last = driver.end(&name).await.unwrap().unwrap();
+        assert!((10..60_000).contains(&last.cpu_millis_total), "{last:?}");
+        assert_eq!(driver.end(&name).await.unwrap(), None, "nothing is told twice");
+        host.assert_gone(&name).await;
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,9 @@
 //! record of what was seen as evidence about what was not.
 
 use plimsoll_policy::slots::{frees_slot, resolve_pause};
-use plimsoll_types::{ClaimId, GuestReport, GuestStatus, HostOp, Millis, SandboxStatus, Timestamp};
+use plimsoll_types::{
+    ClaimId, EndedGuest, GuestReport, GuestStatus, HostOp, Millis, SandboxStatus, Timestamp,
+};
 use serde_json::json;
 
 use super::Engine;
@@ -15,6 +17,35 @@ use crate::rows::ReservationState;
 const UNEXPECTED_MAX: usize = 1_000;
 
 impl Engine {
+    /// Takes what a host says of guests that it has no more. Before the inventory: what they used
+    /// belongs to the time from the last report on.
+    pub(super) fn take_last_totals(
+        &mut self,
+        now: Timestamp,
+        host: Ix,
+        ended: &[EndedGuest],
+        out: &mut Output,
+    ) {
+        for guest in ended {
+            let claim = match guest.id {
+                ClaimId::Sandbox(id) => self.sandbox_ix.get(&id).copied().and_then(|ix| {
+                    let row = &self.sandboxes[ix].row;
+                    // Its attempt here, or one before it, wherever that was.
+                    let here = row.host.as_ref() == Some(&self.hosts[host].row.id);
+                    let known =
+                        guest.attempt < row.attempt || (here && guest.attempt == row.attempt);
+                    known.then_some(Claim::Sandbox(ix))
+                }),
+                ClaimId::Reservation(id) => self.reservation_ix.get(&id).copied().and_then(|ix| {
+                    (self.reservations[ix].host == host).then_some(Claim::Reservation(ix))
+                }),
+            };
+            if let Some(claim) = claim {
+                self.meter_ended(now, host, claim, guest, out);
+            }
+        }
+    }
+
     pub(super) fn take_inventory(&mut self, now: Timestamp, host: Ix, out: &mut Output) {
         let Some(seen) = self.hosts[host].report.as_mut() else { return };
         let guests = std::mem::take(&mut seen.report.guests);

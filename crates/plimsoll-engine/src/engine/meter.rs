@@ -15,7 +15,7 @@ use plimsoll_policy::abuse::FullCore;
 use plimsoll_policy::consumption::Amounts;
 use plimsoll_policy::usage::{Meter, Totals, hour_of, meters_memory, mib_millis};
 use plimsoll_types::{
-    ClaimId, GuestReport, GuestStatus, Mib, Millis, SandboxStatus, Timestamp, Vcpus,
+    ClaimId, EndedGuest, GuestReport, GuestStatus, Mib, Millis, SandboxStatus, Timestamp, Vcpus,
 };
 use serde_json::json;
 use smallvec::SmallVec;
@@ -248,7 +248,7 @@ impl Engine {
             egress_bytes: more.egress_bytes,
             ..Amounts::default()
         };
-        self.credit(now, claim, used, from);
+        self.credit(now, claim, used, from, now);
         if let Claim::Reservation(_) = claim
             && !over
         {
@@ -262,6 +262,48 @@ impl Engine {
         if window.is_some() {
             self.shape_moved(now, claim, out);
         }
+    }
+
+    /// Takes the last totals of a guest that is no more: what it used after the last report that
+    /// listed it, up to its end.
+    pub(super) fn meter_ended(
+        &mut self,
+        now: Timestamp,
+        host: Ix,
+        claim: Claim,
+        guest: &EndedGuest,
+        out: &mut Output,
+    ) {
+        let (_, _, created_at, _) = self.claim_facts(claim);
+        let ended_at = match claim {
+            Claim::Sandbox(ix) => self.sandboxes[ix].row.ended_at,
+            Claim::Reservation(ix) => self.reservations[ix].row.ended_at,
+        };
+        let totals = Totals {
+            cpu_millis: guest.cpu_millis_total_used,
+            egress_bytes: guest.egress_bytes_total.unwrap_or(0),
+        };
+        let believed = self.believes(now, host, created_at, totals);
+        let (position, meter) = self.meter_mut(now, claim);
+        let from = position.heard_at;
+        if !believed {
+            if !std::mem::replace(&mut meter.doubted, true) {
+                self.doubt(now, host, claim, totals, out);
+            }
+            return;
+        }
+        let more = position.credit(guest.attempt, totals);
+        if more == Totals::default() {
+            return;
+        }
+        let used = Amounts {
+            cpu_millis: more.cpu_millis,
+            egress_bytes: more.egress_bytes,
+            ..Amounts::default()
+        };
+        let until = ended_at.unwrap_or(now).clamp(from, from.max(now));
+        self.credit(now, claim, used, from, until);
+        self.write_usage(now, claim, true, out);
     }
 
     /// A reservation's charge is held by its host, which does not list its guest: its memory is
@@ -345,19 +387,27 @@ impl Engine {
         let (position, meter) = self.meter_mut(now, claim);
         let from = std::mem::replace(&mut position.at, now);
         let used = meter.held.over(now.since(from));
-        self.credit(now, claim, used, from);
+        self.credit(now, claim, used, from, now);
     }
 
-    /// Credits what was used between `from` and now, each hour with its own.
-    fn credit(&mut self, now: Timestamp, claim: Claim, used: Amounts, from: Timestamp) {
+    /// Credits what was used between two instants, each hour with its own.
+    fn credit(
+        &mut self,
+        now: Timestamp,
+        claim: Claim,
+        used: Amounts,
+        from: Timestamp,
+        until: Timestamp,
+    ) {
         if used.is_nothing() {
             return;
         }
-        let from = from.max(hour_of(now - BACK_MAX));
-        if hour_of(from) == hour_of(now) {
-            self.credit_hour(now, claim, hour_of(now), used);
+        let earliest = hour_of(now - BACK_MAX);
+        let (from, until) = (from.max(earliest), until.max(earliest));
+        if hour_of(from) == hour_of(until) {
+            self.credit_hour(now, claim, hour_of(until), used);
         } else {
-            for (hour, part) in used.split(from, now) {
+            for (hour, part) in used.split(from, until) {
                 self.credit_hour(now, claim, hour, part);
             }
         }

@@ -20,7 +20,7 @@ impl Engine {
         &mut self,
         now: Timestamp,
         token: Token,
-        report: HostReport,
+        mut report: HostReport,
         probe: bool,
         out: &mut Output,
     ) {
@@ -60,6 +60,7 @@ impl Engine {
         self.note_pressure(now, ix, &report, out);
         let before = self.hosts[ix].report.as_ref().map(|seen| seen.report.memory_mib_total);
         self.resize(ix, before, report.memory_mib_total);
+        let ended = std::mem::take(&mut report.ended);
         let host = &mut self.hosts[ix];
         let was_dead = host.dead;
         host.dead = false;
@@ -70,6 +71,7 @@ impl Engine {
             self.event(now, "host.returned", None, json!({ "host": name }), out);
         }
         self.check_host(now, ix, out);
+        self.take_last_totals(now, ix, &ended, out);
         self.take_inventory(now, ix, out);
         self.net(ix);
         let pool = self.hosts[ix].pool;

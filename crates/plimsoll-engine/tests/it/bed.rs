@@ -245,6 +245,7 @@ impl Bed {
             reservations: Vec::new(),
             guests: Vec::new(),
             foreign_guests: Vec::new(),
+            ended: Vec::new(),
             complete: true,
         }
     }

@@ -158,7 +158,86 @@ fn totals_go_on_over_a_restore() {
     rig.done(DriverResult::Done);
     rig.send(crate::rig::resume(1));
     rig.done(DriverResult::Done);
-    assert_eq!(see(&mut rig, 900), 1600, "the restored process counts from zero");
+    // Drivers tell the total of the attempt's whole life: what was used before is in it.
+    assert_eq!(see(&mut rig, 900), 900);
+    assert_eq!(see(&mut rig, 850), 900, "a lower total is an older one");
+}
+
+fn used(rig: &mut Rig, id: u128, cpu: u64) {
+    rig.input(HostInput::Used {
+        id: SandboxId(id),
+        attempt: 1,
+        cpu_millis_total_used: Some(cpu),
+        egress_bytes_total: None,
+    });
+}
+
+/// Ids and CPU of what a report says of ended guests.
+fn told(report: &plimsoll_types::HostReport) -> Vec<(String, u64)> {
+    report.ended.iter().map(|one| (one.id.to_string(), one.cpu_millis_total_used)).collect()
+}
+
+fn end_with(rig: &mut Rig, id: u128, cpu: u64) {
+    rig.send(crate::rig::end(id));
+    used(rig, id, cpu);
+    rig.done(DriverResult::Done);
+}
+
+#[test]
+fn last_totals_of_an_ended_guest_are_told_until_the_cell_has_taken_them() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    rig.run(spec(2));
+    let (first, second) = (SandboxId(1).to_string(), SandboxId(2).to_string());
+    // It ends between two samples: only its end tells what it used.
+    end_with(&mut rig, 1, 4_200);
+    let lost = rig.host.heartbeat(rig.now);
+    assert_eq!(told(&lost), [(first.clone(), 4_200)]);
+    assert_eq!(lost.guests.len(), 1);
+    rig.input(HostInput::HeartbeatFailed);
+    // One that the cell does not take as the latest has told it nothing either.
+    beat(&mut rig, HeartbeatAnswer::default());
+    let taken = rig.host.heartbeat(rig.now);
+    assert_eq!(told(&taken), [(first.clone(), 4_200)]);
+    // Another ends while that one is under way.
+    end_with(&mut rig, 2, 7);
+    let answer = Box::new(accepted());
+    rig.input(HostInput::HeartbeatAnswered { sequence: taken.sequence, answer });
+    let rest = rig.host.heartbeat(rig.now);
+    assert_eq!(told(&rest), [(second, 7)]);
+    let answer = Box::new(accepted());
+    rig.input(HostInput::HeartbeatAnswered { sequence: rest.sequence, answer });
+    assert_eq!(told(&rig.host.heartbeat(rig.now)), []);
+}
+
+#[test]
+fn last_totals_outlive_the_agent() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    end_with(&mut rig, 1, 4_200);
+    let wanted = [(SandboxId(1).to_string(), 4_200)];
+    let mut again = plimsoll_host::Host::restore(config(), rig.journal.clone());
+    assert_eq!(told(&again.report(rig.now)), wanted);
+    // And a journal that was written anew.
+    let mut again = plimsoll_host::Host::restore(config(), rig.host.snapshot());
+    assert_eq!(told(&again.report(rig.now)), wanted);
+}
+
+#[test]
+fn a_stopped_guest_tells_what_it_used_to_its_end_and_so_does_the_attempt_that_it_was() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    rig.send(crate::rig::stop(1));
+    used(&mut rig, 1, 900);
+    rig.done(DriverResult::Done);
+    let report = rig.host.report(rig.now);
+    assert_eq!(report.guests[0].cpu_millis_total_used, 900);
+    assert_eq!(told(&report), []);
+    // Started again before any heartbeat: the list names the new attempt alone.
+    rig.run(plimsoll_types::GuestSpec { attempt: 2, ..spec(1) });
+    let report = rig.host.report(rig.now);
+    assert_eq!((report.guests.len(), report.guests[0].cpu_millis_total_used), (1, 0));
+    assert_eq!((report.ended[0].attempt, report.ended[0].cpu_millis_total_used), (1, 900));
 }
 
 #[test]
