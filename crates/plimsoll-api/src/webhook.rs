@@ -51,6 +51,14 @@ events! {
     QuotaResumed = "quota.resumed",
     /// A paying tenant used more than its budget.
     QuotaOverage = "quota.overage",
+    /// What was announced was deleted.
+    QuotaDeleted = "quota.deleted",
+    /// A tenant cannot be told of a deletion, which therefore does not happen.
+    QuotaUnnotified = "quota.unnotified",
+    /// A tenant's plan cannot be read; its last known limits hold.
+    QuotaPlanUnknown = "quota.plan_unknown",
+    /// A record or a figure was corrected to what its host reports.
+    QuotaCorrected = "quota.corrected",
     /// The shape of use is that of abuse.
     AbuseSuspected = "abuse.suspected",
     /// A sandbox was admitted.
@@ -125,6 +133,10 @@ impl EventType {
                 | Self::PolicyAccepted
                 | Self::PolicyRejected
                 | Self::RolloutHalted
+                | Self::AbuseSuspected
+                | Self::QuotaUnnotified
+                | Self::QuotaPlanUnknown
+                | Self::QuotaCorrected
         )
     }
 }

@@ -50,13 +50,7 @@ impl App {
         match answer {
             Ok(Reply::Refused(refusal)) => Err(Reject::from(*refusal)),
             Ok(reply) => Ok(reply),
-            Err(why) => {
-                let reject = Reject::from(why);
-                if let Some(code) = reject.0.code.refusal() {
-                    self.shell.metrics.refused_outside(code);
-                }
-                Err(reject)
-            }
+            Err(why) => Err(why.into()),
         }
     }
 

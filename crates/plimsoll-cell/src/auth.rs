@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use base64::Engine as _;
@@ -15,7 +16,7 @@ use sha2::{Digest, Sha256};
 const KEY_PREFIX: &str = "plim_";
 
 /// Who holds a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Principal {
     /// The key.
     pub(crate) key: KeyId,
@@ -25,6 +26,15 @@ pub(crate) struct Principal {
     pub(crate) tenant: Option<TenantId>,
     /// For role host: which; `None` serves any name.
     pub(crate) host: Option<HostId>,
+    /// Requests under it since they were last taken.
+    requests: AtomicU64,
+}
+
+impl Principal {
+    /// A request was made under this key.
+    pub(crate) fn count(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A key before it is hashed. Its text is shown once.
@@ -106,6 +116,18 @@ impl Keys {
         self.table.store(Arc::new(table));
     }
 
+    /// Requests of tenants since the last time, by tenant; a tenant with several keys comes up once
+    /// for each.
+    pub(crate) fn take_requests(&self) -> Vec<(TenantId, u64)> {
+        let table = self.table.load();
+        let taken = table.values().filter_map(|held| {
+            let tenant = held.tenant.as_ref()?;
+            let count = held.requests.swap(0, Ordering::Relaxed);
+            (count > 0).then(|| (tenant.clone(), count))
+        });
+        taken.collect()
+    }
+
     /// Who shows this key.
     pub(crate) fn find(&self, text: &str) -> Option<Arc<Principal>> {
         let hash: [u8; 32] = Sha256::digest(text.as_bytes()).into();
@@ -119,6 +141,7 @@ fn entry(row: &KeyRow) -> Option<([u8; 32], Arc<Principal>)> {
         role: row.role,
         tenant: row.tenant.clone(),
         host: row.host.clone(),
+        requests: AtomicU64::new(0),
     };
     let Some(hash) = from_hex(&row.hash) else {
         tracing::error!(key = %row.id, "the stored hash of a key is no SHA-256; the key is dead");
@@ -152,9 +175,9 @@ mod tests {
         let keys = Keys::default();
         keys.load(&[row(1, &one.hash)]);
         assert_eq!(keys.find(&one.text).map(|held| held.key), Some(KeyId(1)));
-        assert_eq!(keys.find(&other.text), None);
-        assert_eq!(keys.find(&one.hash), None);
-        assert_eq!(keys.find(""), None);
+        assert!(keys.find(&other.text).is_none());
+        assert!(keys.find(&one.hash).is_none());
+        assert!(keys.find("").is_none());
     }
 
     #[test]
@@ -165,6 +188,20 @@ mod tests {
         assert!(keys.find(&one.text).is_some() && keys.find(&other.text).is_some());
         keys.apply(&[Change::KeyGone(KeyId(1))]);
         assert!(keys.find(&one.text).is_none() && keys.find(&other.text).is_some());
+    }
+
+    #[test]
+    fn requests_of_tenants_are_counted_and_taken_once() {
+        let (one, other) = (NewKey::draw().unwrap(), NewKey::draw().unwrap());
+        let tenant = TenantId::new("acme").unwrap();
+        let own = KeyRow { tenant: Some(tenant.clone()), ..row(1, &one.hash) };
+        let keys = Keys::default();
+        keys.load(&[own, row(2, &other.hash)]);
+        for key in [&one, &one, &other] {
+            keys.find(&key.text).unwrap().count();
+        }
+        assert_eq!(keys.take_requests(), [(tenant, 2)]);
+        assert_eq!(keys.take_requests(), []);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::hosts::Calls;
 use crate::http::{ServeError, Server};
 use crate::ids::Ids;
 use crate::replays::Replays;
+use crate::requests;
 use crate::shell::Shell;
 use crate::webhooks::{self, Hooks};
 
@@ -78,6 +79,7 @@ pub struct Cell {
     stop: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
     webhooks: AbortHandle,
+    counting: AbortHandle,
     mail: AbortHandle,
 }
 
@@ -177,7 +179,10 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     });
     let (tls, limits) = (config.tls.as_ref(), &config.limits);
     let router = api::router(Arc::clone(&app));
-    let server = Server::start(config.listen, tls, config.insecure, limits, router).await?;
+    let counted = Arc::clone(&app.shell);
+    let refused = Arc::new(move |code| counted.metrics.refused_outside(code));
+    let server =
+        Server::start(config.listen, tls, config.insecure, limits, router, refused).await?;
     let address = server.address();
     let folder = &config.data;
     first::write_address(folder, address)
@@ -185,9 +190,11 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let engine = thread::Builder::new().name("plimsoll-engine".to_owned());
     let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
     let engine = Some(engine);
+    let counting = requests::run(Arc::clone(&core), Arc::clone(&app.shell), config.request_counts);
+    let counting = tokio::spawn(counting).abort_handle();
     let webhooks = tokio::spawn(webhooks::run(app)).abort_handle();
     let server = Some(server);
-    Ok(Cell { server, address, core, standing: stands, stop, engine, webhooks, mail })
+    Ok(Cell { server, address, core, standing: stands, stop, engine, webhooks, counting, mail })
 }
 
 fn agent_client(ca: Option<&Path>) -> Result<AgentClient, StartError> {
@@ -244,6 +251,7 @@ impl Cell {
 
     fn stop_engine(&self) {
         self.webhooks.abort();
+        self.counting.abort();
         self.stop.store(true, Ordering::Release);
         self.core.wake();
     }

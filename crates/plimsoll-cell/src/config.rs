@@ -33,6 +33,9 @@ pub struct CellConfig {
     pub require_enrolment: bool,
     /// Take webhook endpoints on private, loopback and link-local addresses, and without TLS.
     pub webhooks_private: bool,
+    /// How often the numbers of tenants' requests are handed to the engine, which looks at them for
+    /// signs of abuse once a minute: 60 s.
+    pub request_counts: Duration,
     /// The time that webhooks' retries go by.
     pub(crate) webhook_time: Time,
     /// Bounds of the HTTP side.
@@ -61,6 +64,7 @@ impl CellConfig {
             metrics_open: true,
             require_enrolment: false,
             webhooks_private: false,
+            request_counts: Duration::from_secs(60),
             webhook_time: Time::default(),
             limits: HttpLimits::default(),
             engine: EngineConfig::default(),

@@ -23,6 +23,7 @@ mod ids;
 mod map;
 mod metrics;
 mod replays;
+mod requests;
 mod shell;
 #[cfg(test)]
 mod tests;
@@ -33,3 +34,4 @@ pub use cell::{Cell, StartError, start};
 pub use config::{CellConfig, HttpLimits, StoreUrl, StoreUrlError, TlsFiles};
 pub use core::TermError;
 pub use http::ServeError;
+pub use plimsoll_engine::{AbuseAct, EngineConfig};

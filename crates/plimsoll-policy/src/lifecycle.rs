@@ -135,6 +135,10 @@ pub enum Action {
 }
 
 impl Action {
+    /// Every action.
+    pub const ALL: [Self; 4] =
+        [Self::ExpireTtl, Self::ExpirePaused, Self::PauseMaxRun, Self::PauseIdle];
+
     /// Whether the sandbox is deleted.
     #[must_use]
     pub const fn deletes(self) -> bool {

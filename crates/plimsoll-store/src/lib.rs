@@ -25,8 +25,8 @@ pub use delivery::{
 pub use error::StoreError;
 pub use memory::{Fault, MemoryStore};
 pub use query::{
-    CodeFilter, DecisionPage, DecisionQuery, EventPage, EventQuery, SandboxPage, UsagePage,
-    UsageQuery, UsageTotal,
+    CodeFilter, DecisionPage, DecisionQuery, EventPage, EventQuery, SandboxPage, UsageDay,
+    UsagePage, UsageQuery, UsageTotal,
 };
 pub use sqlite::{SqliteSettings, SqliteStore};
 pub use store::{Lease, LoadLimits, Pruned, Reader, Retention, Store, StoreStatus};

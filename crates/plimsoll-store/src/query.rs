@@ -173,6 +173,36 @@ pub struct UsagePage {
     pub next: Option<ClaimId>,
 }
 
+/// What a tenant used on one day of UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageDay {
+    /// Where the day begins.
+    pub day: Timestamp,
+    /// CPU in core-milliseconds.
+    pub cpu_millis: u64,
+    /// Charged memory in MiB-milliseconds.
+    pub charged_mib_millis: u64,
+    /// Resident memory in MiB-milliseconds.
+    pub resident_mib_millis: u64,
+    /// Bytes sent out.
+    pub egress_bytes: u64,
+}
+
+impl UsageDay {
+    /// Nothing used yet.
+    pub(crate) const fn of(day: Timestamp) -> Self {
+        Self { day, cpu_millis: 0, charged_mib_millis: 0, resident_mib_millis: 0, egress_bytes: 0 }
+    }
+
+    /// Adds one row.
+    pub(crate) fn add(&mut self, row: &UsageRow) {
+        self.cpu_millis = self.cpu_millis.saturating_add(row.cpu_millis);
+        self.charged_mib_millis = self.charged_mib_millis.saturating_add(row.charged_mib_millis);
+        self.resident_mib_millis = self.resident_mib_millis.saturating_add(row.resident_mib_millis);
+        self.egress_bytes = self.egress_bytes.saturating_add(row.egress_bytes);
+    }
+}
+
 /// A caller's limit held within bounds.
 pub(crate) fn page_limit(limit: usize) -> usize {
     limit.clamp(1, PAGE_MAX)

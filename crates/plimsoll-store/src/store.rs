@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_engine::Change;
 use plimsoll_engine::rows::{DecisionRow, ReservationRow, Rows, SandboxRow};
 use plimsoll_types::{
-    DecisionId, EndpointId, EventId, Millis, ReservationId, SandboxId, Timestamp,
+    DecisionId, EndpointId, EventId, Millis, ReservationId, SandboxId, TenantId, Timestamp,
 };
 
 use plimsoll_engine::SandboxFilter;
@@ -13,7 +13,8 @@ use plimsoll_engine::SandboxFilter;
 use crate::delivery::{DeliveryPage, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::query::{
-    DecisionPage, DecisionQuery, EventPage, EventQuery, SandboxPage, UsagePage, UsageQuery,
+    DecisionPage, DecisionQuery, EventPage, EventQuery, SandboxPage, UsageDay, UsagePage,
+    UsageQuery,
 };
 
 /// The right to write, held by one process at a time.
@@ -225,6 +226,19 @@ pub trait Reader: Send + Sync {
     /// # Errors
     /// When reading fails, or [`StoreError::TooWide`] when the range holds too many rows.
     fn usage(&self, query: &UsageQuery) -> Result<UsagePage, StoreError>;
+
+    /// A tenant's use by the day of UTC, oldest first, over the hours that begin within
+    /// `from..to`; days without use are left out. Of days that are no longer kept by the hour, as
+    /// for [`Self::usage`].
+    ///
+    /// # Errors
+    /// As [`Self::usage`].
+    fn usage_by_day(
+        &self,
+        tenant: &TenantId,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<UsageDay>, StoreError>;
 
     /// A page of an endpoint's delivery attempts, the newest first; `before` is the cursor of the
     /// page before.

@@ -248,7 +248,7 @@ async fn withdraw(
     if !wait.is_last() {
         let detail = format!("there was no room within {} s", ask.wait.as_secs());
         let mut reject = Reject::new(RefusalCode::NoCapacity, detail);
-        reject.0.decision_id = decision;
+        reject.problem.decision_id = decision;
         owner.wait = None;
         return Err(reject);
     }
@@ -293,7 +293,7 @@ fn start_failed(row: &SandboxRow, decision: Option<DecisionId>) -> Reject {
     let why = row.reason.as_deref().unwrap_or("the host gave no reason");
     let detail = format!("sandbox {} could not be started: {why}", row.id);
     let mut reject = Reject::new(RefusalCode::StartFailed, detail);
-    reject.0.decision_id = decision;
+    reject.problem.decision_id = decision;
     reject
 }
 

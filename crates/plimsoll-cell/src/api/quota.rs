@@ -8,7 +8,7 @@ use plimsoll_api as api;
 use plimsoll_api::FieldError;
 use plimsoll_engine::rows::Role;
 use plimsoll_engine::{Command, Read, Reply};
-use plimsoll_store::UsageQuery;
+use plimsoll_store::{UsageDay, UsageQuery};
 use plimsoll_types::{TenantId, Timestamp};
 
 use super::cursor;
@@ -18,7 +18,9 @@ use crate::http::{Answered, Query, Reject, Tenant, json, page};
 use crate::map;
 
 /// Without `from`, usage is of this long before `to`: a month and a day.
-const RANGE_MILLIS: i64 = 32 * 24 * 3600 * 1000;
+const RANGE_MILLIS: i64 = 32 * DAY_MILLIS;
+
+const DAY_MILLIS: i64 = 24 * 3600 * 1000;
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
@@ -53,24 +55,10 @@ pub(super) async fn usage(
     Query(pairs): Query,
 ) -> Answered {
     let query = api::UsageQuery::from_pairs(&pairs)?;
-    if query.group_by == api::UsageGroup::Day {
-        let bound = "sandbox or total";
-        return Err(FieldError::new("group_by", query.group_by.as_str(), bound).into());
-    }
     let of = whose(&tenant, query.tenant.clone())?;
     let to: Timestamp = query.to.map_or_else(wall, Into::into);
     let from = query.from.map_or(Timestamp(to.0 - RANGE_MILLIS), Into::into);
-    let by_sandbox = query.group_by == api::UsageGroup::Sandbox;
-    let limit =
-        if by_sandbox { query.page.limit() } else { plimsoll_types::bounds::PAGE_LIMIT_MAX };
-    let mut question = UsageQuery {
-        tenant: of.clone(),
-        from,
-        to,
-        after: cursor(query.page.cursor.as_deref())?,
-        limit,
-    };
-    let row = |id: Option<String>, sum: Sum| api::UsageRow {
+    let row = |id: Option<String>, sum: Sum, from: Timestamp, to: Timestamp| api::UsageRow {
         tenant: of.clone(),
         id,
         from: from.into(),
@@ -83,30 +71,42 @@ pub(super) async fn usage(
         charged_mib_seconds: sum.charged_mib_millis / 1000,
         resident_mib_seconds: sum.resident_mib_millis / 1000,
     };
-    if by_sandbox {
+    if query.group_by == api::UsageGroup::Sandbox {
+        let after = cursor(query.page.cursor.as_deref())?;
+        let question =
+            UsageQuery { tenant: of.clone(), from, to, after, limit: query.page.limit() };
         let found = app.read(move |reader| reader.usage(&question)).await?;
         let next = found.next.map(|claim| claim.to_string());
         let items = found.items.iter().map(|one| {
-            let mut sum = Sum::default();
-            sum.add(one);
-            row(Some(one.claim.to_string()), sum)
+            let sum = Sum {
+                cpu_millis: one.cpu_millis,
+                charged_mib_millis: one.charged_mib_millis,
+                resident_mib_millis: one.resident_mib_millis,
+                egress_bytes: one.egress_bytes,
+            };
+            row(Some(one.claim.to_string()), sum, from, to)
         });
         return Ok(page(items.collect(), next));
     }
-    let sum = app
-        .read(move |reader| {
-            let mut sum = Sum::default();
-            loop {
-                let found = reader.usage(&question)?;
-                found.items.iter().for_each(|one| sum.add(one));
-                match found.next {
-                    Some(next) => question.after = Some(next),
-                    None => return Ok(sum),
-                }
-            }
-        })
-        .await?;
-    Ok(page(vec![row(None, sum)], None))
+    let tenant = of.clone();
+    let days = app.read(move |reader| reader.usage_by_day(&tenant, from, to)).await?;
+    if query.group_by == api::UsageGroup::Total {
+        let mut sum = Sum::default();
+        days.iter().for_each(|day| sum.add(day));
+        return Ok(page(vec![row(None, sum, from, to)], None));
+    }
+    // The cursor is where the last day of the page before begins.
+    let after: Option<api::Time> = cursor(query.page.cursor.as_deref())?;
+    let after: Option<Timestamp> = after.map(Into::into);
+    let mut rest = days.iter().skip_while(|day| after.is_some_and(|after| day.day <= after));
+    let shown: Vec<&UsageDay> = rest.by_ref().take(query.page.limit()).collect();
+    let next = rest.next().and(shown.last()).map(|day| api::Time::from(day.day).to_string());
+    let items = shown.iter().map(|day| {
+        let mut sum = Sum::default();
+        sum.add(day);
+        row(None, sum, day.day.max(from), Timestamp(day.day.0 + DAY_MILLIS).min(to))
+    });
+    Ok(page(items.collect(), next))
 }
 
 /// Use over more than one row.
@@ -119,7 +119,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, one: &plimsoll_store::UsageTotal) {
+    fn add(&mut self, one: &UsageDay) {
         self.cpu_millis = self.cpu_millis.saturating_add(one.cpu_millis);
         self.charged_mib_millis = self.charged_mib_millis.saturating_add(one.charged_mib_millis);
         self.resident_mib_millis = self.resident_mib_millis.saturating_add(one.resident_mib_millis);

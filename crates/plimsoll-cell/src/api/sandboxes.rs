@@ -269,8 +269,8 @@ mod tests {
         assert!(!at_once(&pair("async", "false")).unwrap());
         assert!(!at_once(&[]).unwrap());
         let error = at_once(&pair("async", "yes")).unwrap_err();
-        assert_eq!(error.0.field.as_deref(), Some("async"));
+        assert_eq!(error.problem.field.as_deref(), Some("async"));
         let error = at_once(&pair("sync", "true")).unwrap_err();
-        assert_eq!(error.0.field.as_deref(), Some("sync"));
+        assert_eq!(error.problem.field.as_deref(), Some("sync"));
     }
 }

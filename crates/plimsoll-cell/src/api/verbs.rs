@@ -219,7 +219,7 @@ async fn awake(
             let detail =
                 format!("the sandbox is {status} after {seconds} s; its resume stays queued");
             let mut reject = Reject::new(RefusalCode::WaitingTimeout, detail);
-            reject.0.decision_id = first;
+            reject.problem.decision_id = first;
             return Err(reject);
         }
     }
@@ -228,7 +228,7 @@ async fn awake(
 /// What the agent says of the command is the caller's; how the agent was not reached is not.
 fn exec_failed(error: AgentError) -> Reject {
     match error {
-        AgentError::Refused(problem) if problem.code.refusal().is_some() => Reject(problem),
+        AgentError::Refused(problem) if problem.code.refusal().is_some() => Reject::from(*problem),
         error => {
             tracing::warn!(%error, "a command was not carried out in a guest");
             Reject::new(RefusalCode::StartFailed, "the guest's host did not answer")

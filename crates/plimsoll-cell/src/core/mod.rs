@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use plimsoll_engine::rows::Role;
 use plimsoll_engine::{Caller, Command, Input, Read, Reply, Token};
 use plimsoll_store::{DeliveryRow, Progress};
-use plimsoll_types::EventId;
+use plimsoll_types::{EventId, TenantId};
 use tokio::sync::oneshot;
 
 pub(crate) use handoff::Owed;
@@ -118,6 +118,15 @@ impl Core {
         // Nothing answers that input. A question behind it in the same lane is answered once
         // everything before it is durable.
         self.call(caller, Command::Read(Read::Counts)).await.map(drop)
+    }
+
+    /// Hands over how many requests tenants have made.
+    ///
+    /// # Errors
+    /// When the lane is full or nothing is taken in.
+    pub(crate) fn requests(&self, counts: Vec<(TenantId, u64)>) -> Result<(), NoAnswer> {
+        let input = Input::Requests { counts };
+        self.lanes.push(&Lane::Operators, Job { input, reply: None, skip_unawaited: false })
     }
 
     fn token(&self) -> Token {

@@ -19,6 +19,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use plimsoll_api::ProblemCode;
+use plimsoll_types::RefusalCode;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -27,11 +28,15 @@ use tokio::time::{sleep, timeout};
 use tower::Service as _;
 
 use super::Reject;
+use super::reply::RefusedOutside;
 use crate::config::{HttpLimits, TlsFiles};
 
 /// After a failed accept (no descriptors left, say) the listener waits this long: long enough not
 /// to spin, short enough that nobody notices.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Is told of every refusal that was made outside the engine.
+pub(crate) type Refused = Arc<dyn Fn(RefusalCode) + Send + Sync>;
 
 /// Why the cell does not listen.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +87,7 @@ impl Server {
         insecure: bool,
         limits: &HttpLimits,
         router: Router,
+        refused: Refused,
     ) -> Result<Self, ServeError> {
         if tls.is_none() && !insecure && !address.ip().is_loopback() {
             return Err(ServeError::Plain { address });
@@ -94,7 +100,7 @@ impl Server {
         let listener = TcpListener::bind(address).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(serve(listener, tls, limits.clone(), router, stopped));
+        let task = tokio::spawn(serve(listener, tls, limits.clone(), (router, refused), stopped));
         Ok(Self { address, stop, task })
     }
 
@@ -123,7 +129,7 @@ async fn serve(
     listener: TcpListener,
     tls: Option<RustlsAcceptor>,
     limits: HttpLimits,
-    router: Router,
+    (router, refused): (Router, Refused),
     mut stopped: watch::Receiver<bool>,
 ) {
     let places = Arc::new(Semaphore::new(limits.connections_max));
@@ -157,11 +163,12 @@ async fn serve(
         // fails later by itself.
         let _ = stream.set_nodelay(true);
         let watcher = graceful.watcher();
-        let (http, router, tls) = (http.clone(), router.clone(), tls.clone());
+        let (http, tls) = (http.clone(), tls.clone());
+        let routes = (router.clone(), Arc::clone(&refused));
         connections.spawn(async move {
             match tls {
-                None => connection(&http, stream, router, watcher).await,
-                Some(tls) => secured(&http, stream, &tls, router, watcher).await,
+                None => connection(&http, stream, routes, watcher).await,
+                Some(tls) => secured(&http, stream, &tls, routes, watcher).await,
             }
             drop(place);
         });
@@ -177,11 +184,11 @@ async fn secured(
     http: &http1::Builder,
     stream: TcpStream,
     tls: &RustlsAcceptor,
-    router: Router,
+    routes: (Router, Refused),
     watcher: Watcher,
 ) {
     match tls.accept(stream, ()).await {
-        Ok((stream, _)) => connection(http, stream, router, watcher).await,
+        Ok((stream, _)) => connection(http, stream, routes, watcher).await,
         Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
     }
 }
@@ -189,11 +196,11 @@ async fn secured(
 async fn connection(
     http: &http1::Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
+    (router, refused): (Router, Refused),
     watcher: Watcher,
 ) {
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        answer(router.clone(), request.map(Body::new))
+    let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        answer(router.clone(), &refused, request.map(Body::new))
     });
     let connection = watcher.watch(http.serve_connection(TokioIo::new(stream), service));
     if let Err(error) = connection.await {
@@ -203,11 +210,21 @@ async fn connection(
 }
 
 /// Routes one request. A panic in a handler costs its caller an error and nobody else anything.
-async fn answer(mut router: Router, request: Request<Body>) -> Result<Response, Infallible> {
+async fn answer(
+    mut router: Router,
+    refused: &Refused,
+    request: Request<Body>,
+) -> Result<Response, Infallible> {
     let answer = AssertUnwindSafe(router.call(request)).catch_unwind();
-    answer.await.unwrap_or_else(|_| {
+    let answer = answer.await.unwrap_or_else(|_| {
         tracing::error!("a handler panicked");
         let detail = "the cell failed to answer; the fault is logged";
         Ok(Reject::new(ProblemCode::Internal, detail).into_response())
-    })
+    });
+    if let Ok(response) = &answer
+        && let Some(RefusedOutside(code)) = response.extensions().get()
+    {
+        refused(*code);
+    }
+    answer
 }

@@ -16,12 +16,21 @@ pub(crate) type Answered = Result<Response, Reject>;
 
 /// A no, on its way out.
 #[derive(Debug)]
-pub(crate) struct Reject(pub(crate) Box<Problem>);
+pub(crate) struct Reject {
+    /// What is answered.
+    pub(crate) problem: Box<Problem>,
+    /// Whether it is a decision of the engine, and counted as such.
+    by_engine: bool,
+}
+
+/// Goes with an answer that refuses outside the engine, for the listener to count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RefusedOutside(pub(super) RefusalCode);
 
 impl Reject {
     /// A no of this code.
     pub(crate) fn new(code: impl Into<ProblemCode>, detail: impl Into<String>) -> Self {
-        Self(Box::new(Problem::new(code, detail)))
+        Self::from(Problem::new(code, detail))
     }
 
     /// No such object, or not the caller's.
@@ -39,7 +48,7 @@ impl Reject {
 
 impl From<Problem> for Reject {
     fn from(problem: Problem) -> Self {
-        Self(Box::new(problem))
+        Self { problem: Box::new(problem), by_engine: false }
     }
 }
 
@@ -62,6 +71,8 @@ impl From<NoAnswer> for Reject {
 
 impl From<Refusal> for Reject {
     fn from(refusal: Refusal) -> Self {
+        // What is decided is counted where it is; what a call is merely told is not.
+        let by_engine = refusal.decision.is_some();
         let mut problem = Problem::new(refusal.code, refusal.detail).with_retry(refusal.retry);
         problem.decision_id = refusal.decision;
         problem.counts = refusal.counts;
@@ -79,16 +90,19 @@ impl From<Refusal> for Reject {
         problem.largest_host_memory_mib = refusal.largest_host_mib.map(|mib| mib.get());
         problem.known = refusal.known;
         problem.resets_at = refusal.resets_at.map(Into::into);
-        Self::from(problem)
+        Self { problem: Box::new(problem), by_engine }
     }
 }
 
 impl IntoResponse for Reject {
     fn into_response(self) -> Response {
-        let problem = self.0;
+        let Self { problem, by_engine } = self;
         let status = StatusCode::from_u16(problem.status);
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = body(status, PROBLEM_CONTENT_TYPE, &*problem);
+        if !by_engine && let Some(code) = problem.code.refusal() {
+            response.extensions_mut().insert(RefusedOutside(code));
+        }
         let headers = response.headers_mut();
         if let Some(seconds) = problem.retry_after_seconds() {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));

@@ -62,6 +62,7 @@ pub(crate) fn caller_of(app: &App, headers: &HeaderMap) -> Result<Tenant, Reject
     let principal = principal(app, headers)?;
     match (principal.role, &principal.tenant) {
         (Role::Tenant, Some(tenant)) => {
+            principal.count();
             let caller = Caller { role: Role::Tenant, tenant: tenant.clone() };
             Ok(Tenant { key: principal.key, caller, named: true })
         }

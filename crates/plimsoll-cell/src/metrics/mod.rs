@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use plimsoll_engine::{Gauges, Observation};
 use plimsoll_policy::Invariant;
-use plimsoll_types::{PolicyMode, PoolName, RefusalCode};
+use plimsoll_policy::lifecycle::Action;
+use plimsoll_types::{PolicyMode, PoolName, PreemptionMode, RefusalCode};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -46,6 +47,7 @@ pub(crate) struct Metrics {
     pub(crate) host_calls: HostCalls,
     policy_rejected: Counters<1>,
     webhook_deliveries: Counters<1>,
+    pub(crate) tenant_requests: Counter,
     pub(crate) terms: Counter,
 }
 
@@ -167,6 +169,12 @@ impl Metrics {
                 "webhook_deliveries",
                 "Webhook delivery attempts, by outcome",
             ),
+            tenant_requests: {
+                let counter = Counter::default();
+                let help = "Requests under tenants' keys, as handed to the engine";
+                registry.register("tenant_requests", help, counter.clone());
+                counter
+            },
             terms: {
                 let counter = Counter::default();
                 let help = "Times that the state was loaded from the store";
@@ -285,10 +293,37 @@ impl Metrics {
         }
     }
 
+    /// Has a pool's counters at zero before their first sample, so that a rate over them has a
+    /// beginning.
+    fn begin(&self, pool: &PoolName) {
+        let name = || pool.to_string();
+        for mode in PolicyMode::ALL {
+            let labels = [("pool", name()), ("mode", mode.to_string())];
+            let _ = self.admissions.get_or_create(&labels);
+        }
+        for code in RefusalCode::ALL {
+            let _ = self.refusals.get_or_create(&refusal_labels(*code, Some(pool)));
+        }
+        let _ = self.resumes_queued.get_or_create(&one("pool", pool.as_str()));
+        let _ = self.resume_wait_seconds.get_or_create(&one("pool", pool.as_str()));
+        for mode in PreemptionMode::ALL.iter().filter(|mode| **mode != PreemptionMode::Off) {
+            let labels = [("pool", name()), ("mode", mode.as_str().to_owned())];
+            let _ = self.preemptions.get_or_create(&labels);
+        }
+        let actions = Action::ALL.iter().map(|action| action.as_str());
+        for action in actions.chain(["preempted"]) {
+            let labels = [("action", action.to_owned()), ("pool", name())];
+            let _ = self.lifecycle_actions.get_or_create(&labels);
+        }
+    }
+
     /// The text of one scrape: `calls_waiting` calls wait for a sandbox. Without gauges (the state
     /// is not loaded) the rest are counters alone.
     pub(crate) fn encode(&self, calls_waiting: usize, gauges: Option<&Gauges>) -> String {
         self.calls_waiting.set(i64::try_from(calls_waiting).unwrap_or(i64::MAX));
+        for pool in gauges.iter().flat_map(|gauges| &gauges.pools) {
+            self.begin(&pool.row.name);
+        }
         let mut text = String::new();
         // Writing to a String does not fail.
         let _ = encode_registry(&mut text, &self.registry);

@@ -2,6 +2,7 @@
 
 mod agent;
 mod bad_input;
+mod counting;
 mod edges;
 mod failure;
 mod first_answers;

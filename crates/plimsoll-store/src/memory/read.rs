@@ -6,17 +6,19 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use plimsoll_engine::SandboxFilter;
 use plimsoll_engine::rows::{DecisionRow, ReservationRow, SandboxRow};
-use plimsoll_types::{DecisionId, EndpointId, EventId, ReservationId, SandboxId};
+use plimsoll_types::{
+    DecisionId, EndpointId, EventId, ReservationId, SandboxId, TenantId, Timestamp,
+};
 
 use super::{Shared, Tables};
 use crate::delivery::{DeliveryPage, Progress};
 use crate::error::StoreError;
 use crate::query::{
-    DecisionPage, DecisionQuery, EXAMINED_MAX, EventPage, EventQuery, SandboxPage, UsagePage,
-    UsageQuery, UsageTotal, page_limit, sandbox_matches,
+    DecisionPage, DecisionQuery, EXAMINED_MAX, EventPage, EventQuery, SandboxPage, UsageDay,
+    UsagePage, UsageQuery, UsageTotal, page_limit, sandbox_matches,
 };
 use crate::store::{Reader, StoreStatus};
-use crate::usage::USAGE_EXAMINED_MAX;
+use crate::usage::{USAGE_EXAMINED_MAX, day_of};
 
 pub(super) struct MemoryReader {
     pub(super) shared: Arc<Shared>,
@@ -128,6 +130,24 @@ impl Reader for MemoryReader {
         let items: Vec<UsageTotal> = rest.by_ref().take(limit).map(|(_, total)| total).collect();
         let next = rest.next().and(items.last()).map(|total| total.claim);
         Ok(UsagePage { items, next })
+    }
+
+    fn usage_by_day(
+        &self,
+        tenant: &TenantId,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<UsageDay>, StoreError> {
+        let tables = self.tables();
+        let mut days: BTreeMap<Timestamp, UsageDay> = BTreeMap::new();
+        for (examined, row) in tables.usage_rows(tenant, from, to).enumerate() {
+            if examined == USAGE_EXAMINED_MAX {
+                return Err(StoreError::TooWide { what: "usage", rows_max: USAGE_EXAMINED_MAX });
+            }
+            let day = day_of(row.hour);
+            days.entry(day).or_insert_with(|| UsageDay::of(day)).add(row);
+        }
+        Ok(days.into_values().collect())
     }
 
     fn deliveries(

@@ -7,7 +7,9 @@ use plimsoll_engine::SandboxFilter;
 use plimsoll_engine::rows::{
     DecisionRow, EndpointRow, EventRow, ReservationRow, SandboxRow, UsageRow,
 };
-use plimsoll_types::{DecisionId, EndpointId, EventId, ReservationId, SandboxId};
+use plimsoll_types::{
+    DecisionId, EndpointId, EventId, ReservationId, SandboxId, TenantId, Timestamp,
+};
 use rusqlite::types::Value;
 use rusqlite::{Connection, params, params_from_iter};
 
@@ -21,10 +23,10 @@ use crate::delivery::{DeliveryPage, DeliveryRow, Progress};
 use crate::error::StoreError;
 use crate::query::{
     CodeFilter, DecisionPage, DecisionQuery, EXAMINED_MAX, EventPage, EventQuery, SandboxPage,
-    UsagePage, UsageQuery, UsageTotal, page_limit, sandbox_matches,
+    UsageDay, UsagePage, UsageQuery, UsageTotal, page_limit, sandbox_matches,
 };
 use crate::store::{Reader, StoreStatus};
-use crate::usage::USAGE_EXAMINED_MAX;
+use crate::usage::{USAGE_EXAMINED_MAX, day_of};
 
 /// Sorts after every id: they are lower-case letters, digits and an underscore.
 const ABOVE_ANY_ID: &str = "~";
@@ -186,13 +188,13 @@ impl<R> Scan<R> {
     }
 }
 
-/// What each claim of a tenant used, by the text of its id.
-fn usage_totals(
+/// Shows every row of a tenant's use within a range of hours.
+fn each_usage(
     connection: &Connection,
     context: &Context<'_>,
-    query: &UsageQuery,
-) -> Result<BTreeMap<String, UsageTotal>, StoreError> {
-    let mut totals = BTreeMap::new();
+    (tenant, from, to): (&TenantId, Timestamp, Timestamp),
+    mut see: impl FnMut(&UsageRow),
+) -> Result<(), StoreError> {
     let mut shared = Shared::default();
     let mut examined = 0;
     // Both tables from one point in time, or hours could be seen on their way into a day.
@@ -204,11 +206,11 @@ fn usage_totals(
         let mut next = context.of(transaction.prepare_cached(&next))?;
         let sql = usage::select(table, column, &format!("WHERE {column} = ? AND tenant = ?"));
         let mut statement = context.of(transaction.prepare_cached(&sql))?;
-        let mut from = query.from.millis();
+        let mut from = from.millis();
         loop {
             let hour: Option<i64> = context.of(next.query_row([from], |row| row.get(0)))?;
-            let Some(hour) = hour.filter(|hour| *hour < query.to.millis()) else { break };
-            let mut rows = context.of(statement.query(params![hour, query.tenant.as_str()]))?;
+            let Some(hour) = hour.filter(|hour| *hour < to.millis()) else { break };
+            let mut rows = context.of(statement.query(params![hour, tenant.as_str()]))?;
             while let Some(row) = context.of(rows.next())? {
                 if examined == USAGE_EXAMINED_MAX {
                     return Err(StoreError::TooWide {
@@ -218,15 +220,12 @@ fn usage_totals(
                 }
                 examined += 1;
                 let row: UsageRow = Cells::read(row, table, &mut shared)?;
-                totals
-                    .entry(row.claim.to_string())
-                    .or_insert_with(|| UsageTotal::of(row.claim))
-                    .add(&row);
+                see(&row);
             }
             from = hour + 1;
         }
     }
-    Ok(totals)
+    Ok(())
 }
 
 fn text(id: &impl std::fmt::Display) -> Value {
@@ -333,7 +332,14 @@ impl Reader for Pool {
     }
 
     fn usage(&self, query: &UsageQuery) -> Result<UsagePage, StoreError> {
-        let totals = self.with(|connection, context| usage_totals(connection, context, query))?;
+        // By the text of their ids.
+        let mut totals: BTreeMap<String, UsageTotal> = BTreeMap::new();
+        self.with(|connection, context| {
+            each_usage(connection, context, (&query.tenant, query.from, query.to), |row| {
+                let total = totals.entry(row.claim.to_string());
+                total.or_insert_with(|| UsageTotal::of(row.claim)).add(row);
+            })
+        })?;
         let after = query.after.map(|claim| claim.to_string());
         let mut rest =
             totals.into_iter().skip_while(|(key, _)| after.as_ref().is_some_and(|at| key <= at));
@@ -341,6 +347,22 @@ impl Reader for Pool {
             rest.by_ref().take(page_limit(query.limit)).map(|(_, total)| total).collect();
         let next = rest.next().and(items.last()).map(|total| total.claim);
         Ok(UsagePage { items, next })
+    }
+
+    fn usage_by_day(
+        &self,
+        tenant: &TenantId,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<UsageDay>, StoreError> {
+        let mut days: BTreeMap<Timestamp, UsageDay> = BTreeMap::new();
+        self.with(|connection, context| {
+            each_usage(connection, context, (tenant, from, to), |row| {
+                let day = day_of(row.hour);
+                days.entry(day).or_insert_with(|| UsageDay::of(day)).add(row);
+            })
+        })?;
+        Ok(days.into_values().collect())
     }
 
     fn deliveries(

@@ -164,6 +164,18 @@ fn usage_is_added_up_by_claim(backend: &mut dyn Backend) {
         }
         assert_eq!(found, wanted);
     }
+    // The same rows by the day, and no row of anybody else's.
+    let day = 24 * HOUR;
+    let mut by_day: std::collections::BTreeMap<i64, u64> = std::collections::BTreeMap::new();
+    for row in &batch {
+        if row.tenant.as_str() == "metered" && row.hour >= from && row.hour < to {
+            *by_day.entry(row.hour.0 - row.hour.0.rem_euclid(day)).or_default() += row.cpu_millis;
+        }
+    }
+    let found = reader.usage_by_day(&tenant("metered"), from, to).unwrap();
+    let found: Vec<(i64, u64)> = found.iter().map(|one| (one.day.0, one.cpu_millis)).collect();
+    assert_eq!(found, by_day.into_iter().collect::<Vec<_>>());
+    assert_eq!(reader.usage_by_day(&tenant("nobody"), from, to).unwrap(), []);
 }
 
 fn old_hours_become_days_and_no_use_is_lost(backend: &mut dyn Backend) {
