@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 use crate::bench::Bench;
 use crate::client::{
     create, decisions, events, explain, fleet, policy, quota, reservations, sandboxes, shapes,
-    tenants,
+    tenants, webhooks,
 };
 use crate::demo::Demo;
 use crate::failure::Failure;
@@ -146,6 +146,8 @@ actions! {
     Usage(quota::Usage),
     /// Events, oldest first
     Events(events::Events),
+    /// Webhook endpoints: list, add, show, set, rotate, test, deliveries, rm
+    Webhooks(webhooks::Webhooks),
     /// Hosts as the cell sees them
     Hosts(fleet::Hosts),
     /// Place nothing new on a host

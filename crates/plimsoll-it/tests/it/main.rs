@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod admission;
+mod caps;
 mod commands;
 mod crash;
 mod demo;
@@ -14,6 +15,9 @@ mod first_steps;
 mod help;
 mod input;
 mod metrics;
+mod quota;
+mod receiver;
 mod rig;
 mod starts;
 mod store;
+mod webhooks;

@@ -99,13 +99,17 @@ impl Folder {
         server
     }
 
+    /// Where the cell is.
+    pub fn url(&self) -> String {
+        let address = self.path().join("plimsoll-data/address");
+        format!("http://{}", fs::read_to_string(address).unwrap().trim())
+    }
+
     /// A client with a key of the data folder, without patience.
     pub fn client(&self, key: &str) -> Client {
         let data = self.path().join("plimsoll-data");
-        let address = fs::read_to_string(data.join("address")).unwrap();
         let key = fs::read_to_string(data.join(key)).unwrap();
-        let mut config = ClientConfig::new([format!("http://{}", address.trim())])
-            .with_key(Secret::new(key.trim()));
+        let mut config = ClientConfig::new([self.url()]).with_key(Secret::new(key.trim()));
         config.retry = RetryPolicy::none();
         Client::new(config).unwrap()
     }
@@ -268,6 +272,15 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < until, "waited in vain for {what}");
         std::thread::sleep(LOOK);
+    }
+}
+
+/// The same for a condition that has to be asked for.
+pub async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        tokio::time::sleep(LOOK).await;
     }
 }
 

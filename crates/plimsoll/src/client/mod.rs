@@ -13,6 +13,7 @@ pub(crate) mod reservations;
 pub(crate) mod sandboxes;
 pub(crate) mod shapes;
 pub(crate) mod tenants;
+pub(crate) mod webhooks;
 
 use clap::Args;
 use plimsoll_api::{ListQuery, Page};

@@ -61,6 +61,18 @@ fn text(quota: &QuotaView) -> String {
         };
         line(name, left);
     }
+    if !quota.top_consumers.is_empty() {
+        text.push_str("top consumers of the period\n");
+    }
+    for one in &quota.top_consumers {
+        text.push_str(&format!(
+            "  {:32}{} cpu seconds, {}.{:03} GiB-hours\n",
+            one.id,
+            one.cpu_seconds,
+            one.gib_hours,
+            one.gib_hours_thousandths % 1000
+        ));
+    }
     text
 }
 

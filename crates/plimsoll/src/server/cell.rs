@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use plimsoll_cell::{Cell, CellConfig, StoreUrl, TlsFiles};
 
+use super::quota::QuotaFlags;
 use super::{Tls, absolute, asked_to_stop, chain};
 use crate::failure::Failure;
 use crate::show;
@@ -49,6 +50,8 @@ pub(crate) struct CellFlags {
     /// Seconds for calls under way to end when the cell shuts down
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Cell")]
     pub(crate) drain_seconds: u64,
+    #[command(flatten)]
+    pub(crate) quota: QuotaFlags,
 }
 
 impl CellFlags {
@@ -65,6 +68,7 @@ impl CellFlags {
         config.metrics_open = !self.metrics_private;
         config.require_enrolment = self.require_enrolment;
         config.webhooks_private = self.webhooks_private;
+        self.quota.apply(&mut config.engine)?;
         config.limits.connections_max = self.connections_max;
         config.limits.drain_timeout = Duration::from_secs(self.drain_seconds);
         if let Some(store) = self.store {

@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod cell;
+pub(crate) mod quota;
 pub(crate) mod templates;
 pub(crate) mod up;
 
