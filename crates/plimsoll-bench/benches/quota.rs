@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use plimsoll_engine::rows::{
     ConcurrencyLimits, ConsumptionLimits, Limit, PlanLimits, PlanRow, RateLimits, Role, Rows,
     TenantRow,
@@ -100,7 +100,8 @@ impl Bench {
         self.out.clear();
     }
 
-    fn tenants(&mut self, count: u64, limits: PlanLimits) {
+    /// Tenants of one plan, each with these limits of its own on top.
+    fn tenants(&mut self, count: u64, limits: PlanLimits, overrides: PlanLimits) {
         let id = PlanId::new("plan").unwrap();
         self.admin(Admin::PutPlan(PlanRow { id: id.clone(), limits }));
         for number in 0..count {
@@ -110,7 +111,7 @@ impl Bench {
                 payment_method: false,
                 payment_method_ever: false,
                 created_at: NOW,
-                overrides: PlanLimits::default(),
+                overrides,
                 suspended: None,
                 anchor_day: None,
             }));
@@ -200,29 +201,51 @@ fn resident() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
+/// What a tenant that does nothing takes: of a shared plan, and with every limit of its own.
+fn idle() {
+    const COUNT: u64 = 100_000;
+    let none = PlanLimits::default();
+    for (limits, own, what) in [
+        (none, none, "no limits"),
+        (all_limits(), none, "every limit by its plan"),
+        (none, all_limits(), "every limit of its own"),
+    ] {
+        let mut bench = Bench::new();
+        let before = resident();
+        bench.tenants(COUNT, limits, own);
+        let each = resident().saturating_sub(before) / COUNT;
+        eprintln!("{each} bytes for each idle tenant, {what}");
+        black_box(&bench.engine);
+    }
+}
+
+/// A decision among 100 tenants and among 100 000: for one that asks again and again, and for
+/// another one each time. What differs between the latter two is that the caller's own record is
+/// not in a cache near the core; the callers' names, which come with each call from outside, are
+/// made anew in both, so that neither is measured with more of them in a cache than the other.
 fn decisions(criterion: &mut Criterion) {
+    idle();
     let mut group = criterion.benchmark_group("reserve_commit_release");
     group.throughput(Throughput::Elements(1));
     for (limits, what) in [(PlanLimits::default(), "unlimited"), (all_limits(), "limited")] {
         for count in [100_u64, 100_000] {
             let mut bench = Bench::new();
-            let before = resident();
-            bench.tenants(count, limits);
-            if count > 1_000 {
-                let each = resident().saturating_sub(before) / count;
-                eprintln!("{each} bytes for each idle tenant ({what})");
-            }
-            let callers: Vec<Caller> = (0..count)
-                .map(|number| Caller { role: Role::Tenant, tenant: name(number) })
-                .collect();
-            // A stride that visits all of them in no order of memory.
-            let mut turn = 0;
-            group.bench_function(BenchmarkId::new(what, count), |bencher| {
-                bencher.iter(|| {
-                    turn = (turn + 61_803) % callers.len();
-                    bench.cycle(&callers[turn]);
+            bench.tenants(count, limits, PlanLimits::default());
+            for (turns, stride) in [("hot", 0), ("random", 61_803)] {
+                let mut turn = 0;
+                let id = BenchmarkId::new(format!("{what}_{turns}_tenant"), count);
+                group.bench_function(id, |bencher| {
+                    bencher.iter_batched(
+                        || {
+                            // A stride that visits all of them in no order of memory.
+                            turn = (turn + stride) % count;
+                            Caller { role: Role::Tenant, tenant: name(turn) }
+                        },
+                        |caller| bench.cycle(&caller),
+                        BatchSize::SmallInput,
+                    );
                 });
-            });
+            }
         }
     }
     group.finish();
@@ -233,7 +256,7 @@ fn metering(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("heartbeat");
     for guests in [100_u64, 1_000] {
         let mut bench = Bench::new();
-        bench.tenants(100, all_limits());
+        bench.tenants(100, all_limits(), PlanLimits::default());
         let ids: Vec<ReservationId> = (0..guests)
             .map(|number| {
                 let caller = Caller { role: Role::Tenant, tenant: name(number % 100) };

@@ -58,6 +58,6 @@ pub(crate) fn quota(view: QuotaView) -> Result<api::QuotaView, Reject> {
         rate: rate.collect(),
         top_consumers: top_consumers.collect(),
         tenant: Some(view.tenant),
-        deletes_at: None,
+        deletes_at: view.deletes_at.map(Into::into),
     })
 }

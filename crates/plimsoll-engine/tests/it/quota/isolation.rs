@@ -93,6 +93,7 @@ fn the_same_waiters_are_served_first_once_there_is_budget() {
 enum Do {
     Create,
     Queue,
+    Fork(usize),
     Reserve,
     Batch(usize),
     Delete(usize),
@@ -104,6 +105,7 @@ fn what() -> impl Strategy<Value = Do> {
     prop_oneof![
         4 => Just(Do::Create),
         2 => Just(Do::Queue),
+        1 => (0_usize..30).prop_map(Do::Fork),
         3 => Just(Do::Reserve),
         1 => (1_usize..5).prop_map(Do::Batch),
         2 => (0_usize..30).prop_map(Do::Delete),
@@ -112,17 +114,27 @@ fn what() -> impl Strategy<Value = Do> {
     ]
 }
 
-/// What `other` gets in a world in which `full` asks for as much as it likes, or is not there.
+/// What `other` gets in a world in which `full`, which has used up its budget, asks for as much as
+/// it likes, or asks for nothing. Both are of one plan, and share its every limit as numbers.
 fn world(steps: &[(bool, Do)], with_full: bool) -> Vec<(Option<RefusalCode>, RetryHint)> {
     let mut bed = Bed::new();
     bed.pool("local", |settings| settings.limit = Some(8));
     bed.later(0);
     bed.tenant("full", |limits| {
-        limits.consumption.cpu_seconds = Some(0);
-        limits.rate.creates_per_minute = Some(3);
-        limits.concurrency.sandboxes = super::caps::flat(2);
+        limits.consumption.cpu_seconds = Some(10);
+        limits.rate.creates_per_minute = Some(6);
+        limits.rate.creates_per_hour = Some(40);
+        limits.rate.forks_per_minute = Some(3);
+        limits.concurrency.sandboxes = super::caps::flat(5);
+        limits.concurrency.memory_mib = super::caps::flat(2_048);
     });
-    bed.tenant("other", |limits| limits.rate.creates_per_hour = Some(40));
+    bed.tenant("other", |_| {});
+    let plan = bed.tenant_row("full").plan;
+    bed.change_tenant("other", |row| row.plan = plan);
+    let worker = bed.run_of("full", |_| {});
+    bed.beat(10_000, |_| vec![used(worker, 64, 10_000)]);
+    assert_eq!(bed.quota("full").state, "exhausted");
+    assert_eq!(bed.quota("other").plan, bed.quota("full").plan);
     let mut got = Vec::new();
     let mut ids: Vec<SandboxId> = Vec::new();
     for (full, step) in steps {
@@ -142,6 +154,9 @@ fn world(steps: &[(bool, Do)], with_full: bool) -> Vec<(Option<RefusalCode>, Ret
                 let command = bed.reserve(item, ReserveMode::Reject);
                 bed.call(&caller(name), command)
             }
+            Do::Fork(_) if *full => bed.fork_of(name, worker),
+            Do::Fork(which) if !ids.is_empty() => bed.fork_of(name, ids[which % ids.len()]),
+            Do::Fork(_) => continue,
             Do::Batch(items) => bed.batch_of(name, *items, 64),
             Do::Delete(which) if !full && !ids.is_empty() => {
                 let id = ids[which % ids.len()];
