@@ -43,7 +43,7 @@ impl Ended {
 
     /// What stands for those of a report that is made now.
     pub(crate) fn mark(&self) -> u64 {
-        self.waiting.keys().take(REPORTED_MAX).last().map_or(0, |number| number + 1)
+        self.waiting.keys().take(REPORTED_MAX).next_back().map_or(0, |number| number + 1)
     }
 
     /// The cell has taken everything before this mark. Whether something is left.

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::Engine;
 use super::state::{Host, Ix, Listed, Partition, PartitionKey, Timer};
+use super::totals::Sums;
 use crate::command::Token;
 use crate::index::{PlacementIndex, Slot};
 use crate::output::{Effect, Output, Refusal, Reply};
@@ -52,6 +53,7 @@ impl Engine {
             aside: plimsoll_policy::aside::Aside::default(),
             listed: None,
             claims: Vec::new(),
+            sums: Sums::default(),
             pending: 0,
             pending_vcpus: 0,
             pending_starts: 0,

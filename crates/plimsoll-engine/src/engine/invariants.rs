@@ -6,6 +6,7 @@ use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{SandboxStatus, Timestamp};
 
 use super::state::{Claim, Use};
+use super::totals::{ReservationShare, SandboxShare, Sums, Totals};
 use super::{Engine, Violation};
 
 impl Engine {
@@ -43,12 +44,49 @@ impl Engine {
                 used.entry(reservation.tenant).or_default().add(one);
             }
         }
+        self.check_totals(broken);
         for (ix, tenant) in self.tenants.iter() {
             let sum = used.get(&ix).copied().unwrap_or_default();
             if sum != tenant.used {
                 let detail =
                     format!("{}: {sum:?} by records, {:?} kept", tenant.row.id, tenant.used);
                 broken("I13", detail);
+            }
+        }
+    }
+
+    fn check_totals(&self, broken: &mut impl FnMut(&'static str, String)) {
+        let mut totals = Totals::default();
+        for (_, sandbox) in self.sandboxes.iter() {
+            totals.live += u64::from(sandbox.row.status.counts_for_quota());
+            totals.queued += u64::from(sandbox.row.status == SandboxStatus::Queued);
+        }
+        for (_, reservation) in self.reservations.iter() {
+            totals.held += u64::from(reservation.row.state.holds());
+        }
+        if totals != self.totals {
+            broken("I13", format!("{totals:?} by records, {:?} kept", self.totals));
+        }
+        for (_, host) in self.hosts.iter() {
+            let mut sums = Sums::default();
+            for claim in &host.claims {
+                match claim {
+                    Claim::Sandbox(ix) => {
+                        let sandbox = &self.sandboxes[*ix];
+                        if let Some(share) = SandboxShare::of(sandbox) {
+                            sums.add(&share.sums(sandbox.row.memory_mib));
+                        }
+                    }
+                    Claim::Reservation(ix) => {
+                        let reservation = &self.reservations[*ix];
+                        let share = ReservationShare::of(reservation);
+                        sums.add(&share.sums(reservation.row.memory_mib));
+                    }
+                }
+            }
+            if sums != host.sums {
+                let kept = &host.sums;
+                broken("I13", format!("host {}: {sums:?} by records, {kept:?} kept", host.row.id));
             }
         }
     }

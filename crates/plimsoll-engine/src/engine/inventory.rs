@@ -228,6 +228,7 @@ impl Engine {
         row.resident_mib = guest.resident_mib;
         row.measured = guest.measured;
         let moved = before != (row.charge_mib, row.resident_mib, row.measured);
+        self.recount(ix);
         self.remeter(now, ix);
         let sandbox = &mut self.sandboxes[ix];
         if moved && now.since(sandbox.measured_written_at) >= interval {

@@ -18,6 +18,7 @@ struct Share {
     held: bool,
     released: bool,
     occupies: bool,
+    queued: bool,
 }
 
 fn share(sandbox: &Sandbox) -> Share {
@@ -25,7 +26,8 @@ fn share(sandbox: &Sandbox) -> Share {
     let quota = row.status.counts_for_quota().then(|| Use::one(row.memory_mib, row.vcpus));
     let held = holds_slot(row.status, row.slot_released);
     let released = row.status == SandboxStatus::Paused && row.slot_released;
-    Share { quota, held, released, occupies: occupies(sandbox) }
+    let queued = row.status == SandboxStatus::Queued;
+    Share { quota, held, released, occupies: occupies(sandbox), queued }
 }
 
 /// Whether a sandbox takes memory and CPU of its host: from its admission until it has left it.
@@ -81,6 +83,7 @@ impl Engine {
         }
         let after = share(sandbox);
         self.settle(now, ix, before, after, out);
+        self.recount(ix);
         self.remeter(now, ix);
         self.write(ix, out);
         if moved {
@@ -99,14 +102,21 @@ impl Engine {
         }
     }
 
-    /// Counts a record that has just been put in.
+    /// Counts a record that has just been put in; one that waits was counted as such by that.
     pub(super) fn count_in(&mut self, ix: Ix) {
         let sandbox = &self.sandboxes[ix];
         let created_at = sandbox.row.created_at;
         let after = share(sandbox);
-        let none = Share { quota: None, held: false, released: false, occupies: false };
+        let none = Share {
+            quota: None,
+            held: false,
+            released: false,
+            occupies: false,
+            queued: after.queued,
+        };
         let mut unused = Output::default();
         self.settle(created_at, ix, none, after, &mut unused);
+        self.recount(ix);
     }
 
     fn settle(&mut self, now: Timestamp, ix: Ix, before: Share, after: Share, out: &mut Output) {
@@ -118,6 +128,8 @@ impl Engine {
             (sandbox.tenant, sandbox.pool, sandbox.host)
         };
         let mut whole = true;
+        whole &= step(&mut self.totals.live, before.quota.is_some(), after.quota.is_some());
+        whole &= step(&mut self.totals.queued, before.queued, after.queued);
         if before.quota != after.quota {
             if before.quota.is_none() {
                 self.join_tenant(tenant, Claim::Sandbox(ix));
@@ -217,11 +229,13 @@ impl Engine {
         sandbox.host = Some(host);
         sandbox.row.host = Some(name);
         sandbox.missing_since = None;
+        self.recount(ix);
     }
 
     /// Takes a sandbox from its host's claims; where it ran last stays written in its row.
     pub(super) fn leave_host(&mut self, ix: Ix) {
         let (place, host) = (self.sandboxes[ix].on_host.take(), self.sandboxes[ix].host);
+        self.recount(ix);
         self.drop_pending(ix);
         if let (Some(place), Some(host)) = (place, host) {
             self.swap_out(host, place);

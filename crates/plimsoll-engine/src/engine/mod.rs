@@ -26,6 +26,7 @@ mod sandbox;
 mod slab;
 mod state;
 mod timers;
+mod totals;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -96,6 +97,7 @@ pub struct Engine {
     /// Uncommitted reservations by the second in which they lapse.
     wheel: BTreeMap<i64, Vec<Ix>>,
     timers: BTreeSet<(Timestamp, Timer)>,
+    totals: totals::Totals,
     parked: BTreeMap<u64, Parked>,
     /// Pools whose queue is to be served before the input is done.
     stirred: BTreeSet<Ix>,

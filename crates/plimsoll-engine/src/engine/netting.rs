@@ -241,6 +241,9 @@ impl Engine {
             host.pending += charge;
             host.pending_vcpus += vcpus;
         }
+        if self.reservations[ix].counted.is_some() {
+            self.recount_reservation(ix, true);
+        }
     }
 
     /// What a heartbeat is answered with.

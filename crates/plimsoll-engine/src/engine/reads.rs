@@ -5,18 +5,16 @@ use std::sync::Arc;
 use plimsoll_policy::ladder::{Ladder, Notice, Rung};
 use plimsoll_policy::quota::Counter;
 use plimsoll_policy::rate::RateKind;
-use plimsoll_types::{
-    BasisPoints, Driver, HostFilter, Mib, MilliCpu, RefusalCode, SandboxStatus, Timestamp,
-};
+use plimsoll_types::{BasisPoints, Driver, HostFilter, Mib, MilliCpu, RefusalCode, Timestamp};
 
 use super::Engine;
-use super::state::{Claim, Ix, Waiter};
+use super::state::{Ix, Waiter};
 use crate::command::{Caller, Read, SandboxFilter, Token};
 use crate::output::{
     ConcurrencyView, ConsumptionView, Counts, Disposition, Gauges, HostGauge, HostView, Output,
     PoolView, QuotaView, RateView, Refusal, Reply,
 };
-use crate::rows::{PlanRow, ReservationState, Role};
+use crate::rows::{PlanRow, Role};
 
 impl Engine {
     pub(super) fn read(
@@ -193,50 +191,9 @@ impl Engine {
         }
     }
 
-    /// What the live claims of a host add up to: charged, configured, measured, and how much of
-    /// the charge no measurement has seen.
-    fn sums(&self, ix: Ix) -> Sums {
-        let mut sums = Sums::default();
-        for claim in &self.hosts[ix].claims {
-            match claim {
-                Claim::Sandbox(s) => {
-                    let sandbox = &self.sandboxes[*s];
-                    let row = &sandbox.row;
-                    if !super::ledger::occupies(sandbox) {
-                        continue;
-                    }
-                    sums.guests += 1;
-                    sums.charged += row.charge_mib.0;
-                    sums.configured += row.memory_mib.0;
-                    sums.resident += row.resident_mib.unwrap_or(Mib::ZERO).0;
-                    if row.measured {
-                        sums.measured_configured += row.memory_mib.0;
-                    } else {
-                        sums.reserved += row.charge_mib.0;
-                    }
-                }
-                Claim::Reservation(r) => {
-                    let reservation = &self.reservations[*r];
-                    let row = &reservation.row;
-                    sums.guests += 1;
-                    sums.charged += row.charge_mib.0;
-                    sums.configured += row.memory_mib.0;
-                    match row.state {
-                        ReservationState::Committed => sums.committed += 1,
-                        _ => sums.uncommitted += 1,
-                    }
-                    if !reservation.netted {
-                        sums.reserved += row.charge_mib.0;
-                    }
-                }
-            }
-        }
-        sums
-    }
-
     fn host_view(&self, now: Timestamp, ix: Ix) -> HostView {
         let host = &self.hosts[ix];
-        let sums = self.sums(ix);
+        let sums = host.sums;
         let mut row = host.row.clone();
         row.secret = None;
         let report = host.report.as_ref().map(|seen| &seen.report);
@@ -285,7 +242,7 @@ impl Engine {
 
     fn host_gauge(&self, now: Timestamp, ix: Ix) -> HostGauge {
         let host = &self.hosts[ix];
-        let sums = self.sums(ix);
+        let sums = host.sums;
         let report = host.report.as_ref().map(|seen| &seen.report);
         HostGauge {
             host: host.row.id.clone(),
@@ -312,7 +269,7 @@ impl Engine {
             pool.partitions.iter().map(|partition| self.partitions[*partition].ready.len()).sum();
         let (mut resident, mut configured) = (0_u64, 0_u64);
         for host in &pool.hosts {
-            let sums = self.sums(*host);
+            let sums = self.hosts[*host].sums;
             resident += sums.resident;
             configured += sums.measured_configured;
         }
@@ -337,9 +294,6 @@ impl Engine {
 
     fn counts(&self) -> Counts {
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        let of = |wanted: fn(SandboxStatus) -> bool| {
-            number(self.sandboxes.iter().filter(|(_, s)| wanted(s.row.status)).count())
-        };
         Counts {
             epoch: self.epoch,
             tenants: number(self.tenants.len()),
@@ -351,11 +305,9 @@ impl Engine {
                     .filter(|(_, host)| host.listed.is_some_and(|l| l.standing.is_none()))
                     .count(),
             ),
-            sandboxes_live: of(SandboxStatus::counts_for_quota),
-            sandboxes_queued: of(|status| status == SandboxStatus::Queued),
-            reservations_held: number(
-                self.reservations.iter().filter(|(_, r)| r.row.state.holds()).count(),
-            ),
+            sandboxes_live: self.totals.live,
+            sandboxes_queued: self.totals.queued,
+            reservations_held: self.totals.held,
             parked: number(self.parked.len()),
         }
     }
@@ -364,18 +316,6 @@ impl Engine {
     pub(super) fn score_of(&self, ix: Ix) -> i64 {
         if matches!(self.standing(ix), Some(HostFilter::Unknown)) { 0 } else { self.slot(ix).score }
     }
-}
-
-#[derive(Default)]
-struct Sums {
-    guests: u64,
-    charged: u64,
-    configured: u64,
-    resident: u64,
-    measured_configured: u64,
-    reserved: u64,
-    committed: u64,
-    uncommitted: u64,
 }
 
 fn refused(code: RefusalCode, detail: String) -> Reply {

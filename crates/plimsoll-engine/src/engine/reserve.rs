@@ -442,6 +442,7 @@ impl Engine {
                 meter: None,
                 key: print,
                 ttl_seconds,
+                counted: None,
             },
         )
     }
@@ -480,6 +481,7 @@ impl Engine {
         let place = u32::try_from(state.claims.len()).expect("fewer than 2^32 claims on one host");
         state.claims.push(Claim::Reservation(ix));
         self.reservations[ix].on_host = place;
+        self.recount_reservation(ix, true);
         if uncommitted {
             self.wheel_in(ix, expires);
         }
@@ -508,6 +510,7 @@ impl Engine {
         state.pending_vcpus = state.pending_vcpus.saturating_sub(pending_vcpus);
         state.stateful = state.stateful.saturating_sub(stateful);
         state.vcpus = state.vcpus.saturating_sub(vcpus);
+        self.recount_reservation(ix, false);
         self.swap_out(host, place);
         self.requote(host);
         self.stir(pool);
@@ -712,6 +715,9 @@ impl Engine {
         let row = &mut self.reservations[ix].row;
         change(Arc::make_mut(row));
         out.changes.push(Change::Reservation(Arc::clone(row)));
+        if self.reservations[ix].counted.is_some() {
+            self.recount_reservation(ix, true);
+        }
     }
 
     fn wheel_in(&mut self, ix: Ix, at: Timestamp) {

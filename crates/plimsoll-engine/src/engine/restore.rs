@@ -80,6 +80,7 @@ impl Engine {
             ended: std::collections::VecDeque::new(),
             wheel: std::collections::BTreeMap::new(),
             timers: std::collections::BTreeSet::new(),
+            totals: super::totals::Totals::default(),
             parked: std::collections::BTreeMap::new(),
             stirred: std::collections::BTreeSet::new(),
             metered: std::collections::BTreeSet::new(),
@@ -302,6 +303,7 @@ impl Engine {
                 meter: None,
                 key,
                 ttl_seconds,
+                counted: None,
             },
         ))
     }

@@ -342,6 +342,7 @@ impl Engine {
     /// Puts a record in, with its id and key; what it holds is counted by the caller.
     pub(super) fn insert_sandbox(&mut self, sandbox: Sandbox) -> Ix {
         let (id, key) = (sandbox.row.id, sandbox.key);
+        self.totals.queued += u64::from(sandbox.row.status == SandboxStatus::Queued);
         let ix = self.sandboxes.insert(sandbox);
         self.sandbox_ix.insert(id, ix);
         if let Some(print) = key {
@@ -667,6 +668,7 @@ impl Engine {
         }
         self.leave_host(ix);
         if let Some(sandbox) = self.sandboxes.remove(ix) {
+            self.totals.queued = self.totals.queued.saturating_sub(1);
             self.sandbox_ix.remove(&id);
             self.unbind(sandbox.key, Claim::Sandbox(ix));
             if let Some(print) = sandbox.key {

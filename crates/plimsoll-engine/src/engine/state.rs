@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::account::Account;
 use super::meter::ClaimMeter;
+use super::totals::{ReservationShare, SandboxShare, Sums};
 use crate::command::{ReserveItem, Token};
 use crate::index::PlacementIndex;
 use crate::rows::{HostRow, PlanLimits, PoolRow, ReservationRow, SandboxRow, TenantRow};
@@ -266,6 +267,8 @@ pub(crate) struct Host {
     pub(crate) listed: Option<Listed>,
     /// Live claims on it.
     pub(crate) claims: Vec<Claim>,
+    /// What they add up to.
+    pub(crate) sums: Sums,
     /// Charges that the last report does not hold.
     pub(crate) pending: u64,
     pub(crate) pending_vcpus: u64,
@@ -383,6 +386,8 @@ pub(crate) struct Sandbox {
     pub(crate) meter: Option<Box<ClaimMeter>>,
     /// The attempt that was last ended as a stray.
     pub(crate) stray_said: u32,
+    /// What it was counted with among its host's.
+    pub(crate) counted: Option<SandboxShare>,
 }
 
 impl Sandbox {
@@ -418,6 +423,7 @@ impl Sandbox {
             on_tenant: 0,
             meter: None,
             stray_said: 0,
+            counted: None,
         }
     }
 }
@@ -456,6 +462,8 @@ pub(crate) struct Reservation {
     pub(crate) meter: Option<Box<ClaimMeter>>,
     pub(crate) key: u128,
     pub(crate) ttl_seconds: u64,
+    /// What it was counted with among its host's.
+    pub(crate) counted: Option<ReservationShare>,
 }
 
 /// A request that waits for hosts to answer before it is refused. It holds nothing.

@@ -3,9 +3,11 @@
 mod abuse;
 mod caps;
 mod deletion;
+mod ended;
 mod isolation;
 mod ladder;
 mod meter;
+mod periods;
 mod plans;
 mod rates;
 
