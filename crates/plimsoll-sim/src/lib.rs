@@ -5,5 +5,6 @@
 //!
 //! Nothing here reads a clock or draws entropy: a seed is all that a run depends on.
 
+pub mod capacity;
 pub mod faults;
 mod rng;

@@ -46,6 +46,12 @@ impl Rng {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
+    /// A number above 0 and up to 1, in steps of 2^-53.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are what the type holds exactly")]
+    pub(crate) fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
     /// Whether something of so many in a thousand happens.
     pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille

@@ -104,7 +104,7 @@ actions! {
     Agent(Box<agent::AgentCommand>),
     /// Show the load line at work on this machine, with real guests, in under two minutes
     Demo(Demo),
-    /// Run the real engine and real hosts in virtual time, under faults
+    /// Run the real engine in virtual time: under faults, or to size a pool
     Sim(Sim),
     /// Measure a cell on this machine
     Bench(Bench),

@@ -1,5 +1,7 @@
 //! `plimsoll sim`: the real engine and the real hosts in virtual time.
 
+mod capacity;
+
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -22,12 +24,18 @@ pub(crate) struct Sim {
 enum What {
     /// A cell, hosts, clients and a network under faults, every invariant checked at every step
     Faults(Faults),
+    /// What a pool's slots give its users, for each way of sharing them
+    Capacity(capacity::Capacity),
+    /// How many slots so many users need
+    Size(capacity::Size),
 }
 
 impl Sim {
     pub(crate) async fn run(self) -> Result<ExitCode, Failure> {
         match self.what {
             What::Faults(faults) => faults.run(),
+            What::Capacity(capacity) => capacity.run(),
+            What::Size(size) => size.run(),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod admission;
 mod caps;
+mod capacity;
 mod commands;
 mod crash;
 mod demo;
