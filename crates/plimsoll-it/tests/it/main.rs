@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod admission;
-mod caps;
 mod capacity;
+mod caps;
 mod commands;
 mod crash;
 mod demo;

@@ -259,6 +259,8 @@ impl<'a> World<'a> {
     /// Gives the engine one input and carries out what comes of it.
     fn input(&mut self, input: Input) -> Result<(), ModelError> {
         self.engine.handle(self.now, input, &mut self.out);
+        #[cfg(test)]
+        assert_eq!(self.engine.check(self.now), [], "at {:?}", self.now);
         self.out.changes.clear();
         for (_, reply) in std::mem::take(&mut self.out.replies) {
             self.reply(reply)?;
@@ -366,4 +368,49 @@ fn id_of(user: usize) -> SandboxId {
 
 fn user_of(id: SandboxId) -> usize {
     usize::try_from(id.0).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every invariant of the engine is held after every input in this crate's own tests.
+    fn day(users: u64, strategy: Strategy, slots: u64) -> Run {
+        let params = Params { slots, days: 1, ..Params::default() };
+        run(users, strategy, &params, 7).unwrap()
+    }
+
+    #[test]
+    fn invariants_hold_at_every_step_under_every_strategy() {
+        for strategy in Strategy::ALL {
+            let run = day(16, strategy, 3);
+            assert_eq!(run.users, 16, "{strategy}");
+            assert!(run.on_pool >= 3 && run.on_pool < 16, "{strategy}: {}", run.on_pool);
+            assert!(run.waits.is_sorted());
+        }
+    }
+
+    #[test]
+    fn two_users_of_one_slot_take_turns_and_both_get_it() {
+        // The second user's first session finds the slot free or is outside for good; with one
+        // slot and no protection each preemption must still let the other have its turn.
+        for seed in 0..20 {
+            let params = Params { slots: 1, days: 1, ..Params::default() };
+            let run = run(2, Strategy::PreemptLru, &params, seed).unwrap();
+            // A turn takes a pause of 180 s and a run of 600 s at least: no more fit into a day.
+            assert!(run.preemptions <= 86_400 / 780, "{seed}: {}", run.preemptions);
+            assert!(run.waits.last().is_none_or(|wait| wait.0 < 3 * 3_600_000), "{seed}");
+        }
+    }
+
+    #[test]
+    fn a_session_met_by_a_running_computer_does_not_wait() {
+        // Sessions a second apart on computers that idle for five minutes: only the first waits.
+        let params =
+            Params { slots: 1, days: 1, gap_seconds: 1, session_sigma: 0.0, ..Params::default() };
+        let run = run(1, Strategy::Release, &params, 1).unwrap();
+        let waited = run.waits.iter().filter(|wait| **wait > Millis::ZERO).count();
+        assert_eq!(waited, 1);
+        assert!(run.waits.len() > 30);
+    }
 }

@@ -147,6 +147,7 @@ fn report(pool: &str, host: &str) -> HostReport {
         reservations: Vec::new(),
         guests: Vec::new(),
         foreign_guests: Vec::new(),
+        ended: Vec::new(),
         complete: true,
     }
 }
