@@ -89,7 +89,10 @@ impl Shared {
             detail: "the driver panicked".to_owned(),
             found: None,
         });
-        if let DriverResult::Failed { detail } | DriverResult::Unknown { detail, .. } = &result {
+        if let DriverResult::Failed { detail }
+        | DriverResult::Rejected { detail }
+        | DriverResult::Unknown { detail, .. } = &result
+        {
             tracing::warn!(guest = %id, attempt = call.attempt, op = word, detail, "driver call");
         }
         self.metrics.driver_call(word, &result, began.elapsed());
@@ -123,6 +126,9 @@ impl Shared {
                             self.end_previous(&**driver, name.id, previous).await;
                         }
                         DriverResult::Done
+                    }
+                    Ok(Err(error)) if error.is_the_guests() => {
+                        DriverResult::Rejected { detail: detail_of(&error) }
                     }
                     Ok(Err(error)) => DriverResult::Failed { detail: detail_of(&error) },
                     Err(_) => self.late(&**driver, &name, "start", limits.start).await,

@@ -76,6 +76,12 @@ pub enum Fault {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The guest's own command is why: no machine could run it.
+    #[error("the command cannot be run: {detail}")]
+    Command {
+        /// For people.
+        detail: String,
+    },
     /// A step was carried out and failed.
     #[error("{step} failed: {detail}")]
     Step {
@@ -136,6 +142,14 @@ pub enum StartError {
     /// Something else went wrong.
     #[error(transparent)]
     Fault(#[from] Fault),
+}
+
+impl StartError {
+    /// Whether the guest's own description is why, and not the host: no other would start it.
+    #[must_use]
+    pub const fn is_the_guests(&self) -> bool {
+        matches!(self, Self::Invalid { .. } | Self::Fault(Fault::Command { .. }))
+    }
 }
 
 /// Why a guest could not be paused, resumed or stopped.

@@ -142,6 +142,7 @@ impl Metrics {
         let outcome = Word(match result {
             DriverResult::Done => "done",
             DriverResult::Failed { .. } => "failed",
+            DriverResult::Rejected { .. } => "rejected",
             DriverResult::Unknown { .. } => "unknown",
         });
         self.driver_calls.get_or_create(&OpOutcome { op: Word(op), outcome }).inc();

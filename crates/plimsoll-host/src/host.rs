@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use plimsoll_policy::pressure::{Gate, Signals};
 use plimsoll_types::{
-    Fence, GuestSpec, HostOutcome, HostReservation, Mib, Millis, PauseKind, Regime, ReservationId,
-    SandboxId,
+    Fence, GuestSpec, HostOutcome, HostReservation, Mib, Millis, PauseKind, RefusalCode, Regime,
+    ReservationId, SandboxId,
 };
 
 use crate::beat::Beat;
@@ -299,7 +299,9 @@ impl Host {
                     self.guest_exited(now, id, attempt, code, out);
                 }
             }
-            DriverResult::Failed { detail } if previous.is_some() => {
+            DriverResult::Failed { detail } | DriverResult::Rejected { detail }
+                if previous.is_some() =>
+            {
                 // The disk of the stopped guest is still there, and so is the guest.
                 guest.phase = Phase::Exited { code: None };
                 guest.stopped = true;
@@ -309,6 +311,10 @@ impl Host {
             }
             DriverResult::Failed { detail } => {
                 self.forget(id, true, HostOutcome::Failed { detail }, out);
+            }
+            DriverResult::Rejected { detail } => {
+                let code = RefusalCode::InvalidRequest;
+                self.forget(id, true, HostOutcome::Refused { code, detail }, out);
             }
             DriverResult::Unknown { detail, .. } => {
                 // Something may have been left behind: end it. The cell is told at once.
@@ -331,7 +337,9 @@ impl Host {
                 self.forget(id, false, HostOutcome::Done, out);
                 self.beat.want();
             }
-            DriverResult::Failed { detail } | DriverResult::Unknown { detail, .. } => {
+            DriverResult::Failed { detail }
+            | DriverResult::Rejected { detail }
+            | DriverResult::Unknown { detail, .. } => {
                 if let Some(guest) = self.guests.get_mut(&id) {
                     guest.retry_wait = next_wait(guest.retry_wait);
                     guest.retry_at = Some(later(now.uptime, guest.retry_wait));
@@ -355,7 +363,7 @@ impl Host {
         let phase = guest.phase;
         let (state, outcome) = match result {
             DriverResult::Done => (None, HostOutcome::Done),
-            DriverResult::Failed { detail } => {
+            DriverResult::Failed { detail } | DriverResult::Rejected { detail } => {
                 (Some(phase.before()), HostOutcome::Failed { detail })
             }
             DriverResult::Unknown { detail, found } => {

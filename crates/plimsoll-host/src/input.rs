@@ -108,6 +108,12 @@ pub enum DriverResult {
         /// For people.
         detail: String,
     },
+    /// A start that no host could make: what the guest asks for, or its command, is not there.
+    /// Nothing was left behind. Of any other operation it is a failure.
+    Rejected {
+        /// For people.
+        detail: String,
+    },
     /// It took too long or broke off. The driver was asked afresh what is there.
     Unknown {
         /// For people.

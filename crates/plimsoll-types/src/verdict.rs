@@ -1,5 +1,7 @@
 //! What a placement saw on its way to a verdict.
 
+use alloc::{format, string::String, vec::Vec};
+
 use serde::{Deserialize, Serialize};
 
 /// The one reason for which a host was no candidate for one request.
@@ -144,6 +146,17 @@ impl FilterCounts {
         self.candidates += 1;
     }
 
+    /// The filters that hosts fell to, in words: `1 draining, 2 full`, in the filters' order.
+    #[must_use]
+    pub fn by_filter(&self) -> String {
+        let fell = HostFilter::ALL.into_iter().map(|filter| (self.of(filter), filter));
+        let words: Vec<String> = fell
+            .filter(|(hosts, _)| *hosts > 0)
+            .map(|(hosts, filter)| format!("{hosts} {}", filter.as_str()))
+            .collect();
+        words.join(", ")
+    }
+
     /// How many hosts fell to `filter`.
     #[must_use]
     pub fn of(&self, filter: HostFilter) -> u32 {
@@ -171,5 +184,20 @@ impl Filtered {
             HostFilter::CpuRatio => &mut self.cpu_ratio,
             HostFilter::Counted => &mut self.counted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_told_in_their_order_and_only_where_a_host_fell() {
+        let mut counts = FilterCounts::default();
+        assert_eq!(counts.by_filter(), "");
+        counts.count_many(HostFilter::Full, 2);
+        counts.count(HostFilter::Draining);
+        counts.count_candidate();
+        assert_eq!(counts.by_filter(), "1 draining, 2 full");
     }
 }

@@ -161,6 +161,8 @@ struct CreateFigures {
     create_p99_micros: u64,
     /// Mean time inside the engine for one verdict, from the cell's own metrics.
     decision_mean_micros: f64,
+    /// The bucket of the cell's metrics within which half of these verdicts lie.
+    decision_p50_micros_at_most: Option<f64>,
     /// The bucket of the cell's metrics within which 99 of 100 of these verdicts lie.
     decision_p99_micros_at_most: Option<f64>,
     /// The mean decision in percent of the median create.
@@ -192,7 +194,8 @@ impl Creates {
             create_p50_micros,
             create_p99_micros: nearest_rank(&micros, 99),
             decision_mean_micros,
-            decision_p99_micros_at_most: verdicts.p99_micros(),
+            decision_p50_micros_at_most: verdicts.micros_at(0.5),
+            decision_p99_micros_at_most: verdicts.micros_at(0.99),
             decision_percent: decision_mean_micros * 100.0 / create_p50_micros.max(1) as f64,
         };
         if show::wants_json() {
@@ -204,16 +207,20 @@ impl Creates {
             ("create, p50", format!("{} us", figures.create_p50_micros)),
             ("create, p99", format!("{} us", figures.create_p99_micros)),
             ("decision, mean", format!("{decision_mean_micros:.1} us")),
-            (
-                "decision, p99",
-                figures
-                    .decision_p99_micros_at_most
-                    .map_or_else(String::new, |micros| format!("at most {micros:.0} us")),
-            ),
+            ("decision, p50", at_most(figures.decision_p50_micros_at_most)),
+            ("decision, p99", at_most(figures.decision_p99_micros_at_most)),
             ("decision's part", format!("{:.3} % of the median create", figures.decision_percent)),
         ])?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The upper bound of a bucket, in words.
+fn at_most(micros: Option<f64>) -> String {
+    micros.map_or_else(
+        || "beyond the last bucket".to_owned(),
+        |micros| format!("at most {micros:.0} us"),
+    )
 }
 
 /// Creates one, ends it, and says how long the create took, in microseconds.
@@ -274,8 +281,9 @@ impl Verdicts {
         if self.count > 0.0 { self.sum_seconds * 1e6 / self.count } else { 0.0 }
     }
 
-    fn p99_micros(&self) -> Option<f64> {
-        let enough = self.count * 0.99;
+    /// The upper bound of the bucket that holds this share of the verdicts; `None` past the last.
+    fn micros_at(&self, share: f64) -> Option<f64> {
+        let enough = self.count * share;
         let within = self.buckets.iter().find(|(_, count)| *count >= enough);
         within.map(|(bound, _)| bound * 1e6).filter(|micros| micros.is_finite())
     }
@@ -298,8 +306,8 @@ mod tests {
         let before = Verdicts::read(&page("1.0", 0, 10));
         let since = Verdicts::read(&page("1.0005", 100, 110)).since(&before);
         assert!((since.mean_micros() - 5.0).abs() < 0.01, "{since:?}");
-        assert_eq!(since.p99_micros().map(f64::round), Some(10.0));
-        assert_eq!(Verdicts::default().p99_micros(), None);
+        assert_eq!(since.micros_at(0.99).map(f64::round), Some(10.0));
+        assert_eq!(Verdicts::default().micros_at(0.99), None);
     }
 
     #[test]

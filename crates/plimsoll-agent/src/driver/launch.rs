@@ -34,6 +34,9 @@ const LOCK_LIMIT: Duration = Duration::from_secs(2);
 /// Most of a shim's first line: a reason of a few hundred bytes.
 const START_LINE_BYTES_MAX: u64 = 64 * 1024;
 
+/// How `runsc` says that a sandbox's command does not exist or may not be run.
+const OF_COMMAND: [&str; 2] = ["creating process: failed to load ", "error finding executable "];
+
 /// Starts the shim of a guest whose folder is ready, and hands the guest's lock to it; comes back
 /// when the guest runs.
 pub(crate) async fn start_shim(
@@ -73,9 +76,13 @@ pub(crate) async fn start_shim(
         Ok(StartLine::Started { started_at_unix_millis }) => {
             Ok(Started { started_at_unix_millis, notes: Vec::new() })
         }
-        Ok(StartLine::Failed { detail }) => {
+        Ok(StartLine::Failed { detail, of_command }) => {
             let shown = reason_in(&dir.log_tail(TALK_BYTES_MAX));
+            let of_command = of_command || OF_COMMAND.iter().any(|words| shown.contains(words));
             let detail = if shown.is_empty() { detail } else { format!("{detail}: {shown}") };
+            if of_command {
+                return Err(Fault::Command { detail });
+            }
             Err(Fault::step("the guest's start", detail))
         }
         Err(_) => {

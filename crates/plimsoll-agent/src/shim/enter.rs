@@ -43,6 +43,11 @@ pub(super) enum EnterError {
 }
 
 impl EnterError {
+    /// Whether it is about the command, whatever the machine.
+    pub(super) const fn is_the_commands(&self) -> bool {
+        matches!(self, Self::Command(_))
+    }
+
     pub(super) fn into_detail(self) -> String {
         match self {
             Self::Command(detail) | Self::Place(detail) => detail,
@@ -96,13 +101,24 @@ pub(super) fn become_command() -> ExitCode {
     let said = match prepare(&stream) {
         Ok(mut command) => {
             let program = command.get_program().to_string_lossy().into_owned();
-            format!("{COMMAND_FAILED}{program}: {}", command.exec())
+            let error = command.exec();
+            let whose = if is_the_commands(&error) { COMMAND_FAILED } else { "" };
+            format!("{whose}{program}: {error}")
         }
         Err(error) => error.to_string(),
     };
     // If the shim is gone, nobody is left to tell.
     let _ = (&stream).write_all(said.as_bytes());
     ExitCode::from(CANNOT_RUN)
+}
+
+/// Whether what the system said on becoming a command is about the command, not about what the
+/// machine is short of.
+fn is_the_commands(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let Some(code) = error.raw_os_error() else { return true };
+    ![Errno::AGAIN, Errno::IO, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::TXTBSY]
+        .contains(&Errno::from_raw_os_error(code))
 }
 
 fn prepare(mut stream: &UnixStream) -> io::Result<Command> {

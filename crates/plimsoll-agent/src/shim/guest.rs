@@ -47,6 +47,19 @@ pub(super) struct Shim {
     pub execs: Execs,
 }
 
+/// Why a guest did not start.
+struct NotStarted {
+    detail: String,
+    /// Its own command is why.
+    of_command: bool,
+}
+
+impl<T: Into<String>> From<T> for NotStarted {
+    fn from(detail: T) -> Self {
+        Self { detail: detail.into(), of_command: false }
+    }
+}
+
 /// Runs a shim to its guest's end. Its standard input holds the guest's lock for as long as it
 /// lives, its standard output takes one line.
 pub(super) fn run(folder: &Path) -> ExitCode {
@@ -56,8 +69,8 @@ pub(super) fn run(folder: &Path) -> ExitCode {
             shim.finish(ended, log);
             ExitCode::SUCCESS
         }
-        Err(detail) => {
-            tell(&StartLine::Failed { detail });
+        Err(NotStarted { detail, of_command }) => {
+            tell(&StartLine::Failed { detail, of_command });
             ExitCode::FAILURE
         }
     }
@@ -74,7 +87,7 @@ fn tell(line: &StartLine) {
     }
 }
 
-fn start(folder: &Path) -> Result<(Arc<Shim>, Child, JoinHandle<()>), String> {
+fn start(folder: &Path) -> Result<(Arc<Shim>, Child, JoinHandle<()>), NotStarted> {
     let fail = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     std::env::set_current_dir(folder).map_err(fail("enter the guest's folder"))?;
     let dir = GuestDir::at(std::env::current_dir().map_err(fail("find the guest's folder"))?);
@@ -121,7 +134,7 @@ fn start(folder: &Path) -> Result<(Arc<Shim>, Child, JoinHandle<()>), String> {
     control::serve(shim.dir.path(), move |call, caller| own.answer(call, caller))
         .map_err(fail("listen for calls"))?;
     let started = if shim.plan.sandbox.is_some() {
-        sandbox::start(&shim, writer)
+        sandbox::start(&shim, writer).map_err(NotStarted::from)
     } else {
         shim.start_process(writer)
     };
@@ -133,16 +146,17 @@ fn start(folder: &Path) -> Result<(Arc<Shim>, Child, JoinHandle<()>), String> {
             state.main = id;
             state.started_at_unix_millis = started_at_unix_millis;
         });
-        written.map_err(fail("write the state")).map(|()| main)
+        written.map_err(fail("write the state"))?;
+        Ok(main)
     });
     let main = match started {
         Ok(main) => main,
-        Err(detail) => {
+        Err(why) => {
             // What it was restored from counts again, once nothing of it runs any more.
             if shim.kill_rest().is_ok() {
                 let _ = image::put_back(shim.dir.path());
             }
-            return Err(detail);
+            return Err(why);
         }
     };
     // The running guest is on record, so what it was restored from has served. What cannot be
@@ -213,11 +227,14 @@ impl Shim {
         }
     }
 
-    fn start_process(&self, output: PipeWriter) -> Result<Child, String> {
+    fn start_process(&self, output: PipeWriter) -> Result<Child, NotStarted> {
         let errors = output.try_clone().map_err(|error| error.to_string())?;
         let request = self.request(self.plan.command.clone());
-        let main = enter(&self.reaper, &request, output.into(), errors.into())
-            .map_err(EnterError::into_detail)?;
+        let main =
+            enter(&self.reaper, &request, output.into(), errors.into()).map_err(|error| {
+                let of_command = error.is_the_commands();
+                NotStarted { detail: error.into_detail(), of_command }
+            })?;
         let id = ProcessId::of(main.pid);
         self.update(|state| state.entered = id).map_err(|error| error.to_string())?;
         Ok(main)

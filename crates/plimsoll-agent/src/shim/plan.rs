@@ -112,8 +112,15 @@ pub struct ExitRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StartLine {
-    Started { started_at_unix_millis: i64 },
-    Failed { detail: String },
+    Started {
+        started_at_unix_millis: i64,
+    },
+    Failed {
+        detail: String,
+        /// The guest's own command is why: it could not be run on any machine.
+        #[serde(default)]
+        of_command: bool,
+    },
 }
 
 /// One call to a shim.

@@ -230,6 +230,7 @@ async fn a_start_that_fails_leaves_nothing_and_says_why() {
     let name = GuestName::of(&missing);
     let error = driver.start(&missing).await.unwrap_err();
     assert!(error.to_string().contains("/no/such/program"), "{error}");
+    assert!(error.is_the_guests(), "{error:?}");
     host.assert_gone(&name).await;
     for (field, change) in [
         (

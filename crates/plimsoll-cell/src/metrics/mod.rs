@@ -87,7 +87,7 @@ impl Metrics {
                 "decision",
                 "Time inside the engine for one verdict",
                 // From 250 ns to about 0.5 s.
-                Histogram::new(exponential_buckets(0.000_000_25, 4.0, 12)),
+                Histogram::new(exponential_buckets(0.000_000_25, 2.0, 22)),
             ),
             first_refusal_to_success_seconds: timing(
                 &mut registry,

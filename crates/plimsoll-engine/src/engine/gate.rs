@@ -370,8 +370,10 @@ impl Engine {
                 counts.filtered.pressure, counts.hosts
             ),
             _ => format!(
-                "pool {name}: none of {} hosts takes {} MiB configured now ({} full)",
-                counts.hosts, ask.shape.memory.0, counts.filtered.full
+                "pool {name}: none of {} hosts takes {} MiB configured now ({})",
+                counts.hosts,
+                ask.shape.memory.0,
+                counts.by_filter()
             ),
         };
         let mut refusal = Refusal::new(miss.code, detail);

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::Engine;
 use super::state::{Ix, Pending};
-use crate::output::Output;
-use crate::rows::Verb;
+use crate::output::{Observation, Output, Refusal};
+use crate::rows::{Change, Verb};
 
 /// First wait before a command of unknown outcome is repeated; each repeat doubles it.
 const REPEAT_FIRST: Millis = Millis(500);
@@ -72,6 +72,11 @@ impl Engine {
             HostOutcome::Done => {
                 self.trusted(now, host, out);
                 self.now_running(now, ix, out);
+            }
+            HostOutcome::Refused { code: RefusalCode::InvalidRequest, detail } => {
+                // What it asks for is nowhere: one tenant's bad command is no mark against a host
+                // that all tenants share, and no other host would do better.
+                self.rejected(now, ix, host, detail, out);
             }
             HostOutcome::Refused { code, detail } => {
                 self.distrust(now, host, out);
@@ -147,6 +152,32 @@ impl Engine {
         if code.is_capacity() {
             refusal.code = code;
         }
+        if refusal.code.is_capacity() {
+            self.unspend(self.sandboxes[ix].tenant, self.operation(ix));
+        }
+        self.refuse_placed(now, ix, refusal, detail, out);
+    }
+
+    /// Its description, or its own command, can be run by no host.
+    fn rejected(&mut self, now: Timestamp, ix: Ix, host: Ix, detail: &str, out: &mut Output) {
+        let row = &self.sandboxes[ix].row;
+        if row.status == SandboxStatus::Resuming || self.sandboxes[ix].answered {
+            return self.fail(now, ix, &format!("start_failed: {detail}"), out);
+        }
+        self.leave_failed_host(now, ix, (host, None), out);
+        let refusal = Refusal::new(RefusalCode::InvalidRequest, detail.to_owned());
+        self.refuse_placed(now, ix, refusal, detail, out);
+    }
+
+    /// Refuses a create that was admitted and that nobody was told of yet: it leaves nothing.
+    fn refuse_placed(
+        &mut self,
+        now: Timestamp,
+        ix: Ix,
+        mut refusal: Refusal,
+        detail: &str,
+        out: &mut Output,
+    ) {
         let asked = self.sandbox_asked(ix, true);
         let mut record =
             self.decision(now, self.sandboxes[ix].row.decision_id, Verb::Create, &asked);
@@ -155,11 +186,8 @@ impl Engine {
         record.detail = Some(Arc::from(format!("refused by its host: {detail}")));
         refusal.decision = Some(record.id);
         let pool = record.pool.clone();
-        out.observations.push(crate::output::Observation::Refusal(refusal.code, pool));
-        out.changes.push(crate::rows::Change::Decision(Box::new(record)));
-        if refusal.code.is_capacity() {
-            self.unspend(self.sandboxes[ix].tenant, self.operation(ix));
-        }
+        out.observations.push(Observation::Refusal(refusal.code, pool));
+        out.changes.push(Change::Decision(Box::new(record)));
         self.forget_create(now, ix, Some(Box::new(refusal)), out);
     }
 
@@ -343,7 +371,7 @@ impl Engine {
         let Some(pool) = self.sandboxes[ix].pool else { return };
         let place = self.next_place(self.sandboxes[ix].row.priority, since);
         let name = self.pools[pool].row.name.clone();
-        out.observations.push(crate::output::Observation::ResumeQueued(name));
+        out.observations.push(Observation::ResumeQueued(name));
         self.enqueue(now, pool, place, super::state::Waiter::Resume(ix));
         // Served when the host's next report stirs the pool, not in the same breath.
         self.stirred.remove(&pool);

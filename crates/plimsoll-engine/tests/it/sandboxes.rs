@@ -1,11 +1,12 @@
 //! Sandboxes: start, failure, pause, resume, queue, loss.
 
-use plimsoll_engine::{Command, Reply};
+use plimsoll_engine::rows::Change;
+use plimsoll_engine::{Command, Read, Reply};
 use plimsoll_types::{
     Driver, GuestStatus, HostOp, HostOutcome, OnFull, PauseKind, RefusalCode, SandboxStatus,
 };
 
-use super::bed::{Bed, caller, guest, refusal, sandbox};
+use super::bed::{Bed, caller, guest, operator, refusal, sandbox};
 
 #[test]
 fn a_create_runs_and_its_delete_frees_it() {
@@ -149,4 +150,40 @@ fn hosts_that_fail_every_start_are_set_aside() {
     }
     let id = bed.running(|_| {});
     assert_eq!(bed.show(id).row.host, Some(super::bed::host("h1")));
+}
+
+#[test]
+fn a_bad_command_is_its_callers_fault_and_no_mark_against_the_host() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    bed.heartbeat("h2", |_| {});
+    let refused = |bed: &mut Bed| {
+        let detail = "/nope".to_owned();
+        bed.answer(HostOutcome::Refused { code: RefusalCode::InvalidRequest, detail });
+    };
+    // More than enough to set every host aside, were each one a failure of its host.
+    for _ in 0..8 {
+        let command = bed.create(|_| {});
+        let id = sandbox(&bed.call(&caller("default"), command)).row.id;
+        refused(&mut bed);
+        let reply = bed.call(&caller("default"), Command::Read(Read::Sandbox(id)));
+        assert_eq!(refusal(&reply).code, RefusalCode::NotFound, "it leaves nothing");
+        assert!(bed.sent.is_empty(), "no other host was asked");
+        let said = bed.changes.iter().rev().find_map(|change| match change {
+            Change::Decision(row) => Some((row.code, row.detail.clone())),
+            _ => None,
+        });
+        let detail = Some("refused by its host: /nope".into());
+        assert_eq!(said, Some((Some(RefusalCode::InvalidRequest), detail)));
+    }
+    // One that its caller was told of already fails, with the reason on its record.
+    let command = bed.create(|create| create.answered = true);
+    let id = sandbox(&bed.call(&caller("default"), command)).row.id;
+    refused(&mut bed);
+    let row = bed.show(id).row;
+    assert_eq!(row.status, SandboxStatus::Failed);
+    assert_eq!(row.reason.as_deref(), Some("start_failed: /nope"));
+    let reply = bed.call(&operator(), Command::Read(Read::Hosts(None)));
+    let Reply::Hosts(hosts) = reply else { panic!("{reply:?}") };
+    assert_eq!(hosts.iter().map(|host| host.failures).collect::<Vec<_>>(), [0, 0]);
 }

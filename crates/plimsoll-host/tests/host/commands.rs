@@ -105,6 +105,18 @@ fn an_end_of_nothing_is_done_and_keeps_a_late_start_out() {
 }
 
 #[test]
+fn a_start_that_no_host_could_make_is_refused_as_the_callers_own() {
+    let mut rig = Rig::new(config());
+    let token = rig.send(start(spec(1)));
+    rig.done(DriverResult::Rejected { detail: "/nope: no such file".to_owned() });
+    let detail = "/nope: no such file".to_owned();
+    let refused = HostOutcome::Refused { code: RefusalCode::InvalidRequest, detail };
+    assert_eq!(rig.answers[&token], refused);
+    assert_eq!(rig.charged(), 0);
+    assert!(rig.host.report(rig.now).guests.is_empty());
+}
+
+#[test]
 fn an_end_overtakes_a_start_and_nobody_waits_for_ever() {
     let mut rig = Rig::new(config());
     let starting = rig.send(start(spec(1)));

@@ -113,3 +113,29 @@ async fn nothing_stays_reserved_after_starts_that_failed() {
     let status = operator.status().await.unwrap();
     assert!(status.counts.invariant_violations.is_empty(), "{status:?}");
 }
+
+/// One tenant's commands that do not exist are its own: refused as bad input, with nothing kept and
+/// nothing held against a host that everybody shares.
+#[tokio::test]
+async fn bad_commands_of_one_tenant_close_no_host() {
+    let folder = Folder::new();
+    let _server = folder.up(&["--driver=process", "--heartbeat-millis=300"]);
+    let client = folder.tenant();
+    let create = |command: &[&str]| {
+        let mut body = CreateSandbox::new("process".parse().unwrap());
+        body.memory_mib = Some(16);
+        body.command = command.iter().map(|word| (*word).to_owned()).collect();
+        body
+    };
+    for command in ["/no/such/program", "no-such-program", "/etc"].iter().cycle().take(9) {
+        let refused = client.create_sandbox(&create(&[command]), &CreateOptions::default()).await;
+        let error = refused.unwrap_err();
+        assert_eq!(error.code(), Some(RefusalCode::InvalidRequest), "{error}");
+        assert!(error.to_string().contains(command), "{error}");
+    }
+    let good = client.create_sandbox(&create(&["sleep", "60"]), &CreateOptions::default()).await;
+    client.delete_sandbox(good.unwrap().id).await.unwrap();
+    assert!(folder.run(&["ls", "--json"]).ok().json()["items"].as_array().unwrap().len() <= 1);
+    let host = folder.run(&["hosts", "show", "h1", "--json"]).ok().json();
+    assert_eq!(host["failures_in_a_row"], 0, "{host}");
+}
