@@ -127,7 +127,7 @@ fn report(number: u32) -> HostReport {
         reservations: Vec::new(),
         guests: Vec::new(),
         foreign_guests: Vec::new(),
-            ended: Vec::new(),
+        ended: Vec::new(),
         complete: false,
     }
 }

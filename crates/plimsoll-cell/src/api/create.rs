@@ -8,7 +8,7 @@ use axum::response::Response;
 use plimsoll_engine::rows::SandboxRow;
 use plimsoll_engine::{Caller, Command, Read, Refusal, Reply, SandboxView};
 use plimsoll_types::{DecisionId, OnFull, RefusalCode, SandboxId, SandboxStatus};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::app::App;
 use crate::core::NoAnswer;
@@ -19,6 +19,11 @@ use crate::waiters::{Seen, Wait};
 /// A create that joined another one under the same key, which was then withdrawn, is tried afresh
 /// at most so often: each time somebody else would have to leave at the same moment.
 const JOINS_MAX: usize = 3;
+
+/// How long a call that finds its sandbox gone waits to be told why. Both come from one batch of
+/// the engine's work and are handed out one after the other; where nobody says why, others have
+/// withdrawn it, and so long costs nothing.
+const GONE_WAIT: Duration = Duration::from_millis(250);
 
 /// What a create-shaped call asks for.
 pub(super) struct Ask {
@@ -222,13 +227,23 @@ async fn follow(
 /// The sandbox that a call waits for, as it stands now; `None` where it is gone.
 ///
 /// # Errors
-/// When the engine gives no answer: what becomes of the sandbox is not known, and the key tells on
-/// retry.
+/// The refusal that ended it, where one did. When the engine gives no answer: what becomes of the
+/// sandbox is not known, and the key tells on retry.
 async fn look_again(app: &App, owner: &mut Owner<'_>) -> Result<Option<SandboxView>, Reject> {
     let id = owner.wait()?.id();
     let found = look(app, owner.caller, id).await;
-    if !matches!(found, Ok(Some(_))) {
-        owner.wait = None;
+    if matches!(found, Ok(Some(_))) {
+        return found;
+    }
+    let Some(mut wait) = owner.wait.take() else { return found };
+    if matches!(found, Ok(None)) {
+        // It may have been refused while this call looked, and its end be told only now.
+        if !matches!(wait.seen(), Seen::Gone(_)) {
+            let _ = timeout(GONE_WAIT, wait.changed()).await;
+        }
+        if let Seen::Gone(Some(refusal)) = wait.seen() {
+            return Err(Refusal::clone(&refusal).into());
+        }
     }
     found
 }
