@@ -3,6 +3,10 @@
 //! Each command group has a file of its own. Client commands stand in `client`, and reach a cell
 //! over HTTP alone; nothing here decides anything about a sandbox.
 
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod bench;
 mod cli;
 mod client;

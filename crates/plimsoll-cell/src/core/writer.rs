@@ -72,11 +72,9 @@ impl Writer {
 
     fn commit(&mut self, batch: &mut Batch) -> Result<(), StoreError> {
         if !batch.changes.is_empty() {
-            self.core.lanes().set_committing(true);
             let begun = Instant::now();
             self.store.commit(&self.lease, &batch.changes)?;
             self.shell.metrics.committed(batch.changes.len(), begun.elapsed());
-            self.core.lanes().set_committing(false);
         }
         self.shell.deliver(&batch.changes, &mut batch.effects);
         self.shell.metrics.observe(&batch.observations);
@@ -119,7 +117,6 @@ impl Writer {
         for (to, _) in batch.answers.into_iter().chain(later.answers) {
             let _ = to.send(Err(why));
         }
-        self.core.lanes().set_committing(false);
         self.core.lanes().kick();
     }
 }
