@@ -229,6 +229,12 @@ impl Driver {
         }
     }
 
+    /// Whether its guests can be written out, so that another can be started from one's memory.
+    #[must_use]
+    pub const fn checkpoints(self) -> bool {
+        matches!(self.pause(), PauseKind::Checkpoint)
+    }
+
     const fn bit(self) -> u8 {
         match self {
             Self::Process => 1,

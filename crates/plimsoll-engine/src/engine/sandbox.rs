@@ -178,6 +178,13 @@ impl Engine {
             );
             return Err(Box::new(Refusal::new(RefusalCode::Conflict, detail)));
         }
+        if !sandbox.row.driver.checkpoints() {
+            let detail = format!(
+                "{} runs under the {} driver, which writes no checkpoint to fork from",
+                fork.from, sandbox.row.driver
+            );
+            return Err(Box::new(Refusal::new(RefusalCode::Conflict, detail)));
+        }
         let (Some(pool), Some(host)) = (sandbox.pool, sandbox.host) else {
             let detail = format!("{} is on no host", fork.from);
             return Err(Box::new(Refusal::new(RefusalCode::Conflict, detail)));

@@ -17,8 +17,8 @@ use plimsoll_engine::{
     SandboxFilter,
 };
 use plimsoll_types::{
-    EndpointId, EventId, GuestReport, GuestStatus, HostOutcome, Mib, Millis, OnFull, PlanId,
-    RefusalCode, SandboxId, SandboxStatus, Timestamp,
+    Driver, EndpointId, EventId, GuestReport, GuestStatus, HostOutcome, Mib, Millis, OnFull,
+    PlanId, RefusalCode, SandboxId, SandboxStatus, Timestamp,
 };
 
 use super::bed::{Bed, caller, guest, operator, refusal, sandbox, tenant};
@@ -64,6 +64,11 @@ impl Bed {
         let id = sandbox(&reply).row.id;
         self.answer(HostOutcome::Done);
         id
+    }
+
+    /// The guests of its template can be forked.
+    fn forkable(&mut self) {
+        self.template("shell", |template| template.driver = Driver::Gvisor);
     }
 
     fn fork_of(&mut self, name: &str, from: SandboxId) -> Reply {

@@ -1,9 +1,10 @@
 //! Sandboxes: start, failure, pause, resume, queue, loss.
 
 use plimsoll_engine::rows::Change;
-use plimsoll_engine::{Command, Read, Reply};
+use plimsoll_engine::{Command, ForkSandbox, Read, Reply};
 use plimsoll_types::{
-    Driver, GuestStatus, HostOp, HostOutcome, OnFull, PauseKind, RefusalCode, SandboxStatus,
+    Driver, GuestStatus, HostOp, HostOutcome, OnFull, PauseKind, RefusalCode, SandboxId,
+    SandboxStatus,
 };
 
 use super::bed::{Bed, caller, guest, operator, refusal, sandbox};
@@ -186,4 +187,26 @@ fn a_bad_command_is_its_callers_fault_and_no_mark_against_the_host() {
     let reply = bed.call(&operator(), Command::Read(Read::Hosts(None)));
     let Reply::Hosts(hosts) = reply else { panic!("{reply:?}") };
     assert_eq!(hosts.iter().map(|host| host.failures).collect::<Vec<_>>(), [0, 0]);
+}
+
+#[test]
+fn only_what_can_be_written_out_can_be_forked() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let from = bed.running(|_| {});
+    let (id, decision) = (SandboxId(u128::from(bed.number())), bed.decision());
+    let fork = ForkSandbox {
+        from,
+        id,
+        decision,
+        key: None,
+        labels: None,
+        priority: None,
+        on_full: OnFull::Reject,
+        answered: false,
+    };
+    let reply = bed.call(&caller("default"), Command::Fork(Box::new(fork)));
+    assert_eq!(refusal(&reply).code, RefusalCode::Conflict);
+    assert!(refusal(&reply).detail.contains("process driver"), "{reply:?}");
+    assert!(bed.sent.is_empty(), "no host was asked");
 }

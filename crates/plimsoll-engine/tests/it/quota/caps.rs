@@ -16,6 +16,7 @@ pub(super) fn flat(limit: u64) -> Limit {
 
 fn bed() -> Bed {
     let mut bed = Bed::new();
+    bed.forkable();
     bed.report(Vec::new());
     bed
 }

@@ -118,6 +118,7 @@ fn what() -> impl Strategy<Value = Do> {
 /// it likes, or asks for nothing. Both are of one plan, and share its every limit as numbers.
 fn world(steps: &[(bool, Do)], with_full: bool) -> Vec<(Option<RefusalCode>, RetryHint)> {
     let mut bed = Bed::new();
+    bed.forkable();
     bed.pool("local", |settings| settings.limit = Some(8));
     bed.later(0);
     bed.tenant("full", |limits| {

@@ -38,6 +38,7 @@ impl Walk {
         let mut config = EngineConfig::default();
         change(&mut config);
         let mut bed = Bed::with(config, Rows::default(), 1, now);
+        bed.forkable();
         // Days pass in these tests: a report each twenty minutes is fresh.
         bed.pool("local", |settings| {
             settings.stale_seconds = 1_800;

@@ -8,6 +8,7 @@ use super::{Bed, HOUR, MINUTE, caller, code, refusal, sandbox};
 
 fn bed(rates: RateLimits) -> Bed {
     let mut bed = Bed::new();
+    bed.forkable();
     bed.report(Vec::new());
     bed.tenant("acme", |limits| limits.rate = rates);
     bed
