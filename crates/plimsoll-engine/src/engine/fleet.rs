@@ -58,6 +58,7 @@ impl Engine {
             pending_vcpus: 0,
             pending_starts: 0,
             pending_counted: Counted::new(),
+            counted_left: None,
             stateful: 0,
             vcpus: 0,
             holds: 0,
@@ -150,6 +151,30 @@ impl Engine {
         Some(admittable.saturating_sub(signed(host.pending)))
     }
 
+    /// What is free of counted resources once everything its report cannot know of is taken off.
+    pub(super) fn counted_free(&self, ix: Ix) -> Option<&Counted> {
+        let host = &self.hosts[ix];
+        let reported = host.report.as_ref().map(|seen| &seen.report.counted);
+        host.counted_left.as_ref().or(reported)
+    }
+
+    /// Works that out anew, after the report or what is pending has moved.
+    pub(super) fn recount_resources(&mut self, ix: Ix) {
+        let host = &mut self.hosts[ix];
+        host.counted_left = host.report.as_ref().and_then(|seen| {
+            if host.pending_counted.is_empty() {
+                return None;
+            }
+            let mut left = seen.report.counted.clone();
+            for (name, amount) in &host.pending_counted {
+                if let Some(free) = left.get_mut(name) {
+                    *free = free.saturating_sub(*amount);
+                }
+            }
+            Some(left)
+        });
+    }
+
     /// Everything that a request is held against. `tried` and `held` are the request's own to say.
     pub(super) fn facts(&self, ix: Ix) -> HostFacts<'_> {
         static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
@@ -178,7 +203,7 @@ impl Engine {
             cpu_total: report.map_or_else(Default::default, |report| report.cpu_millis_total),
             vcpus_promised: plimsoll_types::Vcpus(host.vcpus),
             max_vcpu_ratio_bp: settings.max_vcpu_ratio_bp,
-            counted_free: report.map_or(&NO_COUNTED, |report| &report.counted),
+            counted_free: self.counted_free(ix).unwrap_or(&NO_COUNTED),
         }
     }
 

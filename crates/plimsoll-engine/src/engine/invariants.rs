@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use plimsoll_policy::slots::holds_slot;
-use plimsoll_types::{SandboxStatus, Timestamp};
+use plimsoll_types::{Counted, HostFilter, SandboxStatus, Timestamp};
 
-use super::state::{Claim, Use};
+use super::state::{Claim, Ix, Use, Waiter};
 use super::totals::{ReservationShare, SandboxShare, Sums, Totals};
 use super::{Engine, Violation};
 
@@ -50,6 +50,21 @@ impl Engine {
             if sum != tenant.used {
                 let detail =
                     format!("{}: {sum:?} by records, {:?} kept", tenant.row.id, tenant.used);
+                broken("I13", detail);
+            }
+        }
+        let mut waiting: BTreeMap<u32, u32> = BTreeMap::new();
+        for waiter in self.pools.iter().flat_map(|(_, pool)| pool.queue.values()) {
+            let tenant = match waiter {
+                Waiter::Create(ix) | Waiter::Resume(ix) => self.sandboxes[*ix].tenant,
+                Waiter::Reserve(waiting) => waiting.tenant,
+            };
+            *waiting.entry(tenant).or_default() += 1;
+        }
+        for (ix, tenant) in self.tenants.iter() {
+            let stand = waiting.get(&ix).copied().unwrap_or_default();
+            if stand != tenant.waiting {
+                let detail = format!("{}: {stand} wait, {} kept", tenant.row.id, tenant.waiting);
                 broken("I13", detail);
             }
         }
@@ -114,6 +129,21 @@ impl Engine {
                     ),
                 );
             }
+            let released = self.sandboxes.iter().filter(|(_, s)| {
+                s.pool == Some(ix) && s.row.status == SandboxStatus::Paused && s.row.slot_released
+            });
+            if u64::try_from(released.count()).ok() != Some(pool.released) {
+                broken("I13", format!("pool {}: {} released", pool.row.name, pool.released));
+            }
+            for (expected, victim) in &pool.pausing {
+                let sandbox = &self.sandboxes[*victim];
+                if sandbox.row.status != SandboxStatus::Pausing
+                    || sandbox.pause_expected != Some(*expected)
+                {
+                    let (id, status) = (sandbox.row.id, sandbox.row.status);
+                    broken("I13", format!("{id} counts as being paused and is {status}"));
+                }
+            }
             let listed: usize = pool
                 .partitions
                 .iter()
@@ -164,6 +194,12 @@ impl Engine {
                     }
                 }
             }
+            self.check_listing(ix, broken);
+            let holds = self.pools.iter().flat_map(|(_, pool)| pool.holds.values());
+            let holds = holds.filter(|hold| hold.host == Some(ix)).count();
+            if u32::try_from(holds).ok() != Some(host.holds) {
+                broken("I13", format!("host {}: {holds} holds, {} kept", host.row.id, host.holds));
+            }
             let kept = (host.pending, host.stateful, host.vcpus, host.pending_starts);
             if kept != (pending, stateful, vcpus, starts) {
                 let sums = (pending, stateful, vcpus, starts);
@@ -180,6 +216,49 @@ impl Engine {
                     ),
                 );
             }
+        }
+    }
+
+    /// What an index says of a host is what follows from its record: a placement reads nothing
+    /// else.
+    fn check_listing(&self, ix: Ix, broken: &mut impl FnMut(&'static str, String)) {
+        let host = &self.hosts[ix];
+        let Some(listed) = host.listed else { return };
+        let partition = &self.partitions[listed.partition];
+        let slot = self.slot(ix);
+        let (ready, saturated) = match listed.standing {
+            None => (Some(slot), None),
+            Some(HostFilter::StartsSaturated) => (None, Some(slot)),
+            Some(_) => (None, None),
+        };
+        let found = (partition.ready.get(ix), partition.saturated.get(ix));
+        if found != (ready, saturated) {
+            let wanted = (ready, saturated);
+            broken("I13", format!("host {}: {wanted:?}, indexed {found:?}", host.row.id));
+        }
+        let (mut vcpus, mut counted) = (0, Counted::new());
+        for claim in &host.claims {
+            match claim {
+                Claim::Sandbox(s) => {
+                    let sandbox = &self.sandboxes[*s];
+                    if sandbox.pending.is_none_or(|pending| pending.thaws) {
+                        continue;
+                    }
+                    vcpus += sandbox.row.vcpus.0;
+                    for (name, amount) in &sandbox.row.spec.counted {
+                        *counted.entry(name.clone()).or_default() += amount;
+                    }
+                }
+                Claim::Reservation(r) => {
+                    vcpus += super::reserve::pending(&self.reservations[*r]).1;
+                }
+            }
+        }
+        counted.retain(|_, amount| *amount > 0);
+        let kept = (host.pending_vcpus, &host.pending_counted);
+        if kept != (vcpus, &counted) {
+            let sums = (vcpus, counted);
+            broken("I13", format!("host {}: {sums:?} by records, {kept:?} kept", host.row.id));
         }
     }
 

@@ -73,7 +73,9 @@ impl Engine {
         if moved {
             sandbox.row.status_since = now;
             // What is being undone is a start; once it is over, or wanted no more, nothing is.
+            // Likewise nothing is being stopped that is in any other state by now.
             sandbox.undoing = false;
+            sandbox.stopping &= sandbox.row.status == SandboxStatus::Stopped;
             if sandbox.row.status.is_terminal() {
                 sandbox.row.ended_at = Some(now);
             }
@@ -269,8 +271,24 @@ impl Engine {
             for (name, amount) in &spec.counted {
                 *state.pending_counted.entry(name.clone()).or_default() += amount;
             }
+            if !spec.counted.is_empty() {
+                self.recount_resources(host);
+            }
         }
         self.relist(host);
+    }
+
+    /// Its start or its resume has come out: what it is charged waits for a report alone.
+    pub(super) fn no_longer_starting(&mut self, ix: Ix) {
+        let sandbox = &mut self.sandboxes[ix];
+        if let Some(pending) = &mut sandbox.pending
+            && std::mem::take(&mut pending.starting)
+            && let Some(host) = sandbox.host
+        {
+            let starts = &mut self.hosts[host].pending_starts;
+            *starts = starts.saturating_sub(1);
+            self.relist(host);
+        }
     }
 
     /// Takes back such a charge: a report holds it now, or it is no more.
@@ -293,6 +311,9 @@ impl Engine {
                     state.pending_counted.remove(name);
                 }
             }
+        }
+        if !spec.counted.is_empty() {
+            self.recount_resources(host);
         }
         self.relist(host);
     }

@@ -66,6 +66,7 @@ impl Engine {
         host.dead = false;
         host.stale_said = false;
         host.report = Some(Seen { at: now, report });
+        self.recount_resources(ix);
         if was_dead {
             let name = self.hosts[ix].row.id.clone();
             self.event(now, "host.returned", None, json!({ "host": name }), out);

@@ -136,7 +136,7 @@ impl Engine {
         out: &mut Output,
     ) {
         if self.sandboxes[ix].row.status == SandboxStatus::Resuming {
-            return self.resume_refused(now, ix, detail, out);
+            return self.resume_refused(now, ix, host, detail, out);
         }
         let stamp = self.hosts[host].stamp;
         self.leave_failed_host(now, ix, (host, Some(stamp)), out);
@@ -347,7 +347,7 @@ impl Engine {
                 self.trusted(now, host, out);
                 self.now_running(now, ix, out);
             }
-            HostOutcome::Refused { detail, .. } => self.resume_refused(now, ix, detail, out),
+            HostOutcome::Refused { detail, .. } => self.resume_refused(now, ix, host, detail, out),
             HostOutcome::Failed { detail } => {
                 self.distrust(now, host, out);
                 let why = format!("its resume failed: {detail}");
@@ -363,7 +363,10 @@ impl Engine {
     }
 
     /// The host found no room after all: the resume queues and never fails for good (P1).
-    fn resume_refused(&mut self, now: Timestamp, ix: Ix, detail: &str, out: &mut Output) {
+    fn resume_refused(&mut self, now: Timestamp, ix: Ix, host: Ix, detail: &str, out: &mut Output) {
+        let stamp = self.hosts[host].stamp;
+        self.sandboxes[ix].tried.retain(|(tried, _)| *tried != host);
+        self.sandboxes[ix].tried.push((host, Some(stamp)));
         let since = self.sandboxes[ix].row.resume_requested_at.unwrap_or(now);
         let why = format!("waiting: its host refused the resume: {detail}");
         self.resume_undone(now, ix, &why, out);
@@ -372,16 +375,21 @@ impl Engine {
         let place = self.next_place(self.sandboxes[ix].row.priority, since);
         let name = self.pools[pool].row.name.clone();
         out.observations.push(Observation::ResumeQueued(name));
+        // Served when its host has reported anew.
         self.enqueue(now, pool, place, super::state::Waiter::Resume(ix));
-        // Served when the host's next report stirs the pool, not in the same breath.
-        self.stirred.remove(&pool);
     }
 
     /// Back to where the resume or the start began.
     fn resume_undone(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
         let stopped = self.sandboxes[ix].row.began_stopped();
         let released = !stopped && frees_slot(self.pause_kind(ix));
-        self.drop_pending(ix);
+        if released || stopped {
+            self.drop_pending(ix);
+        } else {
+            // It is frozen still, and may not even have been in a report before it was: what it is
+            // charged here stays until a report accounts for it.
+            self.no_longer_starting(ix);
+        }
         self.change(now, ix, out, |row| {
             row.status = if stopped { SandboxStatus::Stopped } else { SandboxStatus::Paused };
             row.slot_released = released;

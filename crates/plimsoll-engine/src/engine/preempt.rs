@@ -237,10 +237,9 @@ impl Engine {
                 let need = self.need_on(pool, self.regime(host), &ask.shape);
                 let free = self.effective(host)?;
                 let short = need.saturating_sub(free).max(0).unsigned_abs();
-                let have = |name: &String| {
-                    let seen = self.hosts[host].report.as_ref();
-                    seen.and_then(|seen| seen.report.counted.get(name)).copied().unwrap_or(0)
-                };
+                let left = self.counted_free(host);
+                let have =
+                    |name: &String| left.and_then(|left| left.get(name)).copied().unwrap_or(0);
                 let counted = ask
                     .counted
                     .iter()

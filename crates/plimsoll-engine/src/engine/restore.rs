@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_types::{PlanId, SandboxStatus, Timestamp};
+use plimsoll_types::{Mib, PlanId, SandboxStatus, Timestamp};
 
 use super::Engine;
 use super::admin::overlay;
@@ -259,6 +259,12 @@ impl Engine {
                 self.resend(now, ix, out)
             }
             SandboxStatus::Paused | SandboxStatus::Stopped => {
+                // A confirmed stop leaves neither charge nor measurement in the row.
+                let row = &self.sandboxes[ix].row;
+                if status == SandboxStatus::Stopped && (row.charge_mib > Mib::ZERO || row.measured)
+                {
+                    self.resend(now, ix, out);
+                }
                 let (Some(pool), Some(since)) =
                     (self.sandboxes[ix].pool, self.sandboxes[ix].row.resume_requested_at)
                 else {

@@ -127,10 +127,19 @@ impl Engine {
             // Its process is still on its way out.
             return false;
         }
+        // Its host has said no and nothing new since: it is not asked for every change elsewhere.
+        let refused = (host, Some(self.hosts[host].stamp));
+        if self.sandboxes[ix].tried.contains(&refused) {
+            return false;
+        }
         let resident = status == SandboxStatus::Paused && !released;
         let thaws = if resident { self.thaw_charge(pool, host, ix) } else { Mib::ZERO };
-        // Where its host does not say what it admits, the host decides.
+        // Where its host does not say what it admits, the host decides. What no report holds of
+        // the guest itself so far goes over into what it is charged from now on.
+        let own =
+            self.sandboxes[ix].pending.map_or(0, |pending| super::fleet::signed(pending.charge));
         let free = self.effective(host).filter(|_| self.regime(host) != Regime::None);
+        let free = free.map(|free| free.saturating_add(own));
         if thaws > Mib::ZERO && free.is_some_and(|free| free < thaws.signed()) {
             return false;
         }
@@ -302,16 +311,7 @@ impl Engine {
         sandbox.failures = 0;
         sandbox.repeats = 0;
         sandbox.tried.clear();
-        if let Some(pending) = &mut sandbox.pending
-            && pending.starting
-        {
-            pending.starting = false;
-            if let Some(host) = sandbox.host {
-                let starts = &mut self.hosts[host].pending_starts;
-                *starts = starts.saturating_sub(1);
-                self.relist(host);
-            }
-        }
+        self.no_longer_starting(ix);
         let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;
         let brought_in = !self.sandboxes[ix].displaced.is_empty();
         self.change(now, ix, out, |row| {

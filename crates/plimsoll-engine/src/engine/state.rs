@@ -275,6 +275,9 @@ pub(crate) struct Host {
     /// Starts and resumes sent, whose outcome or report has not come.
     pub(crate) pending_starts: u32,
     pub(crate) pending_counted: Counted,
+    /// What its report shows as free of counted resources less what is pending, where anything
+    /// is; else the report itself says it.
+    pub(crate) counted_left: Option<Counted>,
     /// Stateful memory on it, in full.
     pub(crate) stateful: u64,
     /// vCPUs promised on it.

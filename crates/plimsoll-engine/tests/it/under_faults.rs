@@ -236,6 +236,73 @@ fn a_restart_remembers_what_a_resume_under_way_was_admitted_for() {
 }
 
 #[test]
+fn counted_resources_that_were_given_out_since_the_last_report_are_not_given_out_again() {
+    // Public failure M3, in a burst.
+    let mut bed = Bed::new();
+    bed.template("gpu", |template| template.counted = [("gpu".to_owned(), 1)].into());
+    bed.heartbeat("h1", |report| report.counted = [("gpu".to_owned(), 2)].into());
+    let gpu = |bed: &mut Bed| {
+        let command = bed.create(|create| {
+            create.template = plimsoll_types::TemplateName::new("gpu").unwrap();
+        });
+        bed.call(&caller("default"), command)
+    };
+    let first = gpu(&mut bed);
+    let id = sandbox(&first).row.id;
+    let second = sandbox(&gpu(&mut bed)).row.id;
+    assert_eq!(refusal(&gpu(&mut bed)).code, plimsoll_types::RefusalCode::NoCapacity);
+    // The report that holds the first two says what is left; what has ended is free again.
+    bed.heartbeat("h1", |report| {
+        report.guests = [id, second].map(|id| guest(id, GuestStatus::Running, 40)).to_vec();
+        report.counted = [("gpu".to_owned(), 1)].into();
+    });
+    sandbox(&gpu(&mut bed));
+    assert_eq!(refusal(&gpu(&mut bed)).code, plimsoll_types::RefusalCode::NoCapacity);
+}
+
+#[test]
+fn a_thaw_that_is_refused_leaves_the_charge_that_no_report_holds() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(600));
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    bed.answer(done());
+    resume(&mut bed, id);
+    // No report has shown it so far.
+    bed.answer(HostOutcome::Refused {
+        code: plimsoll_types::RefusalCode::HostPressure,
+        detail: "under pressure".to_owned(),
+    });
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Paused);
+    let item = bed.item(128);
+    let command = bed.reserve(item, ReserveMode::Reject);
+    let reply = bed.call(&caller("default"), command);
+    assert_eq!(refusal(&reply).code, plimsoll_types::RefusalCode::NoCapacity, "88 MiB are left");
+}
+
+#[test]
+fn a_refused_resume_is_asked_for_again_when_its_own_host_has_reported() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Pause { id });
+    bed.answer(done());
+    resume(&mut bed, id);
+    bed.answer(HostOutcome::Refused {
+        code: plimsoll_types::RefusalCode::HostPressure,
+        detail: "under pressure".to_owned(),
+    });
+    // Another host's word, and a call, do not bring the question up again.
+    bed.heartbeat("h2", |_| {});
+    resume(&mut bed, id);
+    assert!(bed.sent.is_empty(), "{:?}", bed.sent);
+    assert!(bed.show(id).row.resume_requested_at.is_some());
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Paused, 100)]);
+    assert!(matches!(bed.answer(done()).op, HostOp::Resume { .. }));
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+}
+
+#[test]
 fn a_thaw_is_charged_anew_after_a_restart_too() {
     let mut bed = Bed::new();
     bed.template("shell", |template| template.memory_mib = Mib(2048));
@@ -373,6 +440,8 @@ fn a_stop_that_was_lost_is_sent_again() {
     let id = bed.running(|_| {});
     bed.call(&caller("default"), Command::Stop { id });
     bed.restart();
+    // Its predecessor may never have sent it.
+    assert!(matches!(bed.sent.remove(0).1.op, HostOp::Stop { .. }));
     assert!(bed.sent.is_empty());
     bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
     let again = bed.answer(done());
@@ -476,6 +545,21 @@ fn a_command_that_was_lost_with_its_host_does_not_make_the_host_unheard() {
         report.guests = vec![guest(ids[0], GuestStatus::Exited, 0)];
     });
     assert_eq!(bed.show(ids[0]).row.status, SandboxStatus::Terminating);
+}
+
+#[test]
+fn a_stop_that_was_lost_with_its_host_does_not_keep_the_guest_from_running_again() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    bed.call(&caller("default"), Command::Stop { id });
+    bed.sent.clear();
+    bed.pass(121_000);
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Paused, 100)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Paused);
+    resume(&mut bed, id);
+    bed.answer(done());
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
 }
 
 #[test]

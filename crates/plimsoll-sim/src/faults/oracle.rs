@@ -2,6 +2,7 @@
 //! engine, and from what is really on the machines. Nothing here reads the engine's own sums.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use plimsoll_engine::rows::{
     Change, ConcurrencyLimits, DecisionRow, Limit, ReservationState, SandboxRow, Verb,
@@ -10,8 +11,8 @@ use plimsoll_engine::{Effect, Output, Reply};
 use plimsoll_policy::charge::{Shape, thawed_charge};
 use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{
-    ClaimId, DecisionId, Fence, GuestReport, GuestSpec, HostId, HostOutcome, HostReport, Mib,
-    Millis, PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, TenantId,
+    ClaimId, Counted, DecisionId, Fence, GuestReport, GuestSpec, HostId, HostOutcome, HostReport,
+    Mib, Millis, PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, TenantId,
     Timestamp,
 };
 
@@ -26,6 +27,7 @@ use super::{Failure, Stats};
 struct Known {
     admittable: Option<i64>,
     regime: Regime,
+    counted: Counted,
     listed: BTreeSet<ReservationId>,
     /// What each guest is charged and holds.
     guests: BTreeMap<SandboxId, (Mib, Mib)>,
@@ -166,6 +168,7 @@ impl Oracle {
         let known = Known {
             admittable: report.memory_mib_admittable,
             regime: report.memory_admission.unwrap_or(Regime::WorkingSet),
+            counted: report.counted.clone(),
             listed,
             guests: report.guests.iter().filter_map(charged).collect(),
         };
@@ -375,6 +378,9 @@ impl Oracle {
         if step.is_none_or(|step| step.memory) || self.thaws {
             for host in hosts {
                 self.host_within_budget(&host, row);
+                if !self.thaws {
+                    self.host_within_counted(&host, object);
+                }
             }
         }
     }
@@ -458,6 +464,35 @@ impl Oracle {
         u64::try_from(sandboxes.count() + reservations.count()).unwrap_or(u64::MAX)
     }
 
+    /// What the host said that is free of a counted resource covers what has been given out since
+    /// (public failure M3).
+    fn host_within_counted(&mut self, host: &HostId, object: ClaimId) {
+        let ClaimId::Sandbox(asks) = object else { return };
+        let Some(asks) = self.rows.sandboxes.get(&asks).map(|row| Arc::clone(&row.spec)) else {
+            return;
+        };
+        let Some(known) = self.known.get(host) else { return };
+        let mut given = Counted::new();
+        for (id, begun) in &self.begun {
+            let new = begun.host == *host && !begun.counted;
+            let Some(row) = self.rows.sandboxes.get(id) else { continue };
+            if new && matches!(begun.charge, Charge::All(charge) if charge > 0) {
+                let names = row.spec.counted.iter();
+                for (name, amount) in names.filter(|(name, _)| asks.counted.contains_key(*name)) {
+                    *given.entry(name.clone()).or_default() += amount;
+                }
+            }
+        }
+        let short = given.iter().find(|(name, amount)| {
+            known.counted.get(*name).copied().unwrap_or_default() < **amount
+        });
+        if let Some((name, amount)) = short {
+            let free = known.counted.get(name).copied().unwrap_or_default();
+            let detail = format!("{host} has {free} {name} free and {amount} are given out since");
+            self.break_("I3", detail);
+        }
+    }
+
     /// I3: what the host said that it still admits covers everything that it cannot have counted.
     fn host_within_budget(&mut self, host: &HostId, row: &DecisionRow) {
         // A frozen guest goes on where it is; its host decides when the cell cannot.
@@ -468,8 +503,9 @@ impl Oracle {
             let detail = format!("{} goes to {host}, which has not reported", row.id);
             return self.break_("I3", detail);
         };
-        // There anything goes but state, and of a batch not all may be state.
-        if known.regime == Regime::None && (!row.stateful || row.items > 1) {
+        // There anything goes but new state.
+        let all_goes = known.regime == Regime::None;
+        if all_goes && (self.thaws || (!row.stateful && row.items <= 1)) {
             return;
         }
         let Some(admittable) = known.admittable else {
@@ -487,12 +523,22 @@ impl Oracle {
             Charge::Thaw => self.thaw_charge(known, id),
         };
         let guests: i64 = since.iter().map(|(id, begun)| charge(id, begun)).sum();
+        let made = || self.rows.reservations.values().filter(|held| held.decision_id == row.id);
+        let last = made()
+            .filter(|held| held.host == *host && (held.stateful || !all_goes))
+            .map(|held| held.id)
+            .max();
+        if all_goes && row.items > 1 && last.is_none() {
+            return;
+        }
         let held: i64 = self
             .rows
             .reservations
             .values()
             .filter(|held| held.host == *host && held.state.holds())
             .filter(|held| !known.listed.contains(&held.id))
+            // Of a batch, what came after the last of it that has to fit was not in its way.
+            .filter(|held| held.decision_id != row.id || Some(held.id) <= last)
             .map(|held| held.charge_mib.signed())
             .sum();
         let adds = match row.object {
