@@ -31,6 +31,9 @@ pub enum QuotaState {
 pub struct QuotaView {
     /// The period, named by its first day or month.
     pub period: String,
+    /// When it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts_at: Option<Time>,
     /// When it ends.
     pub resets_at: Time,
     /// The plan.

@@ -72,7 +72,14 @@ pub(crate) struct EventTypes;
 
 impl PartialSchema for EventTypes {
     fn schema() -> RefOr<Schema> {
-        words_of(crate::webhook::EventType::ALL.iter().map(|event| event.as_str()))
+        let all = crate::webhook::EventType::ALL;
+        let about = all.iter().map(|event| format!("- `{event}`: {}", event.about()));
+        let words: Vec<&str> = all.iter().map(|event| event.as_str()).collect();
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some(about.collect::<Vec<_>>().join("\n")))
+            .enum_values(Some(words))
+            .into()
     }
 }
 

@@ -16,11 +16,11 @@ use crate::time::Time;
 const URL_LENGTH_MAX: usize = 2048;
 
 macro_rules! events {
-    ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)*) => {
         /// What happened.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum EventType {
-            $($(#[$doc])* $variant,)*
+            $($(#[doc = $doc])+ $variant,)*
         }
 
         impl EventType {
@@ -32,6 +32,14 @@ macro_rules! events {
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
+                }
+            }
+
+            /// What it says, in a sentence.
+            #[must_use]
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),+).trim_ascii(),)*
                 }
             }
         }
@@ -109,7 +117,9 @@ events! {
     PolicyRejected = "policy.rejected",
     /// A staged push was halted.
     RolloutHalted = "rollout.halted",
-    /// A webhook endpoint is sent nothing any more; says why.
+    /// A webhook endpoint is sent nothing any more, after three days in which nothing was taken, an
+    /// answer of 410 Gone, or by its owner; says why. Other endpoints of its owner, and
+    /// `GET /v1/events`, tell of it.
     WebhookDisabled = "webhook.disabled",
     /// An endpoint was tried out.
     EndpointTest = "endpoint.test",
@@ -290,7 +300,8 @@ pub struct EndpointPatch {
     /// Whether anything is sent; enabling one that was given up on tries it anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Makes a new signing secret. For 24 hours deliveries are signed with the old one too.
+    /// Makes a new signing secret, which the answer shows this once. For 24 hours deliveries carry a
+    /// signature with the old one beside it, so that the receiver can change over in between.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rotate_secret: bool,
 }

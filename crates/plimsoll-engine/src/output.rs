@@ -364,6 +364,8 @@ pub struct QuotaView {
     pub plan: String,
     /// Name of the period, such as `2026-08`.
     pub period: String,
+    /// When it began.
+    pub starts_at: Timestamp,
     /// When the next one begins.
     pub resets_at: Timestamp,
     /// `ok`, `warned`, `exhausted`, `hibernated` or `deleting`.

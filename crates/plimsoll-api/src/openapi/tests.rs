@@ -222,6 +222,18 @@ fn surface() {
     insta::assert_snapshot!(lines.join("\n"));
 }
 
+#[test]
+fn events_and_the_rotation_of_secrets_are_explained() {
+    let schemas = &document()["components"]["schemas"];
+    let events = schemas["EventType"]["description"].as_str().unwrap();
+    for event in crate::webhook::EventType::ALL {
+        assert!(events.contains(&format!("- `{event}`: ")), "{event} in {events}");
+    }
+    assert!(events.contains("410 Gone"), "{events}");
+    let rotate = &schemas["EndpointPatch"]["properties"]["rotate_secret"];
+    assert!(rotate["description"].as_str().unwrap().contains("24 hours"), "{rotate}");
+}
+
 /// The members of every schema: what a client may rely on.
 #[test]
 fn members() {

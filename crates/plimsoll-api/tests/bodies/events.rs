@@ -19,6 +19,7 @@ fn endpoints_name_the_events_that_exist() {
 fn every_type_survives_its_word() {
     for event in EventType::ALL {
         assert_eq!(event.as_str().parse(), Ok(*event));
+        assert!(event.about().ends_with('.') && !event.about().contains("  "), "{event}");
     }
     for event in EventType::ALL {
         let fleet = ["host", "policy", "rollout"];

@@ -17,7 +17,8 @@ use crate::clock::wall;
 use crate::http::{Answered, Query, Reject, Tenant, json, page};
 use crate::map;
 
-/// Without `from`, usage is of this long before `to`: a month and a day.
+/// Where no period is known (a tenant that is gone, a `to` before the present one), usage without
+/// `from` is of this long before `to`: a month and a day.
 const RANGE_MILLIS: i64 = 32 * DAY_MILLIS;
 
 const DAY_MILLIS: i64 = 24 * 3600 * 1000;
@@ -57,7 +58,13 @@ pub(super) async fn usage(
     let query = api::UsageQuery::from_pairs(&pairs)?;
     let of = whose(&tenant, query.tenant.clone())?;
     let to: Timestamp = query.to.map_or_else(wall, Into::into);
-    let from = query.from.map_or(Timestamp(to.0 - RANGE_MILLIS), Into::into);
+    let from = match query.from {
+        Some(from) => from.into(),
+        None => period_start(&app, &tenant, &of)
+            .await?
+            .filter(|start| *start < to)
+            .unwrap_or(Timestamp(to.0 - RANGE_MILLIS)),
+    };
     let row = |id: Option<String>, sum: Sum, from: Timestamp, to: Timestamp| api::UsageRow {
         tenant: of.clone(),
         id,
@@ -107,6 +114,20 @@ pub(super) async fn usage(
         row(None, sum, day.day.max(from), Timestamp(day.day.0 + DAY_MILLIS).min(to))
     });
     Ok(page(items.collect(), next))
+}
+
+/// When the present period of a tenant began; `None` where there is no such tenant any more, whose
+/// use is known all the same.
+async fn period_start(
+    app: &App,
+    tenant: &Tenant,
+    of: &TenantId,
+) -> Result<Option<Timestamp>, Reject> {
+    let read = Command::Read(Read::Quota(of.clone()));
+    match app.core.call(tenant.caller.clone(), read).await? {
+        Reply::Quota(view) => Ok(Some(view.starts_at)),
+        _ => Ok(None),
+    }
 }
 
 /// Use over more than one row.

@@ -50,6 +50,7 @@ pub(crate) fn quota(view: QuotaView) -> Result<api::QuotaView, Reject> {
     });
     Ok(api::QuotaView {
         period: view.period,
+        starts_at: Some(view.starts_at.into()),
         resets_at: view.resets_at.into(),
         plan,
         state,

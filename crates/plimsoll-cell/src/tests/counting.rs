@@ -83,6 +83,10 @@ async fn use_can_be_asked_for_by_the_day() {
     assert_eq!(answer.body, json!({ "items": [], "next_cursor": null }));
     let total = cell.get("/v1/usage?group_by=total").await.expect(200);
     assert_eq!(total.body["items"][0]["cpu_seconds"], 0);
+    // Without `from` it is of the period.
+    let quota = cell.get("/v1/quota").await.expect(200);
+    assert_eq!(total.body["items"][0]["from"], quota.body["starts_at"]);
+    assert!(quota.body["starts_at"].is_string());
     let query = "/v1/usage?group_by=day&cursor=yesterday";
     cell.get(query).await.expect_code(400, "invalid_request");
 }

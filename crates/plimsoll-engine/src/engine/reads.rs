@@ -174,6 +174,7 @@ impl Engine {
             tenant: tenant.row.id.clone(),
             plan: tenant.row.plan.to_string(),
             period: tenant.anchors.label(&period),
+            starts_at: period.start,
             resets_at: period.end,
             state: rung.as_str(),
             deletes_at,

@@ -437,7 +437,10 @@ impl Engine {
     ) {
         let Some(host) = self.sandboxes[ix].host else { return };
         self.join_host(ix, host);
-        self.change(now, ix, out, |row| {
+        self.change_whole(now, ix, out, |sandbox| {
+            // A stop that it was lost in is void: it has not ended.
+            sandbox.stopping = false;
+            let row = &mut sandbox.row;
             row.status = status;
             row.slot_released = released;
             row.ended_at = None;

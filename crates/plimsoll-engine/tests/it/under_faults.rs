@@ -672,3 +672,26 @@ fn a_host_that_names_an_absurd_command_number_breaks_nothing() {
     let again = bed.answer(done());
     assert!(again.fence.number < 1_000);
 }
+
+#[test]
+fn a_stop_in_which_a_guest_was_lost_is_void_when_it_comes_back_running() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let id = bed.running(|_| {});
+    // Its host goes away with the stop, and comes back without it.
+    bed.call(&caller("default"), Command::Stop { id });
+    bed.pass(121_000);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Failed);
+    bed.sent.clear();
+    bed.heartbeat("h1", |report| report.guests = vec![guest(id, GuestStatus::Running, 40)]);
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+    bed.call(&caller("default"), Command::Pause { id });
+    bed.answer(done());
+    resume(&mut bed, id);
+    let row = bed.show(id).row;
+    assert_eq!(
+        row.status,
+        SandboxStatus::Resuming,
+        "it waits for an end that never comes: {row:?}"
+    );
+}
