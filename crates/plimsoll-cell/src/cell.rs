@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use plimsoll_client::AgentClient;
+use plimsoll_engine::rows::Rows;
 use plimsoll_store::{MemoryStore, SqliteSettings, SqliteStore, Store, StoreError};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -18,7 +19,7 @@ use crate::app::App;
 use crate::clock::wall;
 use crate::config::{CellConfig, StoreUrl};
 use crate::core::{Core, Opener, Standing, TermError, Terms};
-use crate::first::{self, FirstStart};
+use crate::first::{self, AddressFile, FirstStart};
 use crate::hosts::Calls;
 use crate::http::{ServeError, Server};
 use crate::ids::Ids;
@@ -146,23 +147,6 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let mail = Arc::clone(&shell);
     let mail = tokio::spawn(async move { mail.mail.deliver().await }).abort_handle();
     let stop = Arc::new(AtomicBool::new(false));
-    let first_start = FirstStart {
-        folder: config.data.clone(),
-        default_tenant: config.engine.default_tenant.clone(),
-        host_key: !config.require_enrolment,
-        ids: Arc::clone(&ids),
-    };
-    let terms = Terms {
-        core: Arc::clone(&core),
-        shell: Arc::clone(&shell),
-        config: config.engine.clone(),
-        holder: format!("{}-{}", config.name, std::process::id()),
-        opener,
-        first_start: Box::new(move |rows, now| first_start.changes(rows, now)),
-        limits: config.load,
-        retention: config.retention,
-        stop: Arc::clone(&stop),
-    };
     let units = config.limits.bodies_bytes_max >> 14;
     let app = Arc::new(App {
         core: Arc::clone(&core),
@@ -184,9 +168,34 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let server =
         Server::start(config.listen, tls, config.insecure, limits, router, refused).await?;
     let address = server.address();
-    let folder = &config.data;
-    first::write_address(folder, address)
-        .map_err(|source| StartError::Folder { folder: folder.display().to_string(), source })?;
+    let address_file =
+        AddressFile { folder: config.data.clone(), address, is_tls: config.tls.is_some() };
+    address_file.begin().map_err(|source| StartError::Folder {
+        folder: config.data.display().to_string(),
+        source,
+    })?;
+    let first_start = FirstStart {
+        folder: config.data.clone(),
+        default_tenant: config.engine.default_tenant.clone(),
+        host_key: !config.require_enrolment,
+        ids: Arc::clone(&app.ids),
+    };
+    let prepare = move |rows: &Rows, now| {
+        let changes = first_start.changes(rows, now)?;
+        address_file.write()?;
+        Ok(changes)
+    };
+    let terms = Terms {
+        core: Arc::clone(&core),
+        shell: Arc::clone(&app.shell),
+        config: config.engine.clone(),
+        holder: format!("{}-{}", config.name, std::process::id()),
+        opener,
+        first_start: Box::new(prepare),
+        limits: config.load,
+        retention: config.retention,
+        stop: Arc::clone(&stop),
+    };
     let engine = thread::Builder::new().name("plimsoll-engine".to_owned());
     let engine = engine.spawn(move || terms.run()).map_err(StartError::Thread)?;
     let engine = Some(engine);

@@ -2,6 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use crate::ids::Ids;
 
 /// The file that holds the address bound.
 const ADDRESS_FILE: &str = "address";
+/// The file that holds the operator's key, the first one made.
+const OPERATOR_KEY_FILE: &str = "operator.key";
 /// Longest key that is read from a file.
 const KEY_LENGTH_MAX: usize = 512;
 
@@ -26,14 +29,41 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// Writes the address bound, so that clients of the same machine find it.
+/// The file that says where the cell listens, so that clients of the same machine find it: as
+/// `127.0.0.1:7070`, with TLS as `https://127.0.0.1:7070`.
 ///
-/// # Errors
-/// When it cannot be written.
-pub(crate) fn write_address(folder: &Path, address: std::net::SocketAddr) -> io::Result<()> {
-    let temporary = folder.join(".address.new");
-    fs::write(&temporary, format!("{address}\n"))?;
-    fs::rename(temporary, folder.join(ADDRESS_FILE))
+/// Whoever finds it looks for a key next. So it is there only while the keys are.
+pub(crate) struct AddressFile {
+    pub(crate) folder: PathBuf,
+    pub(crate) address: SocketAddr,
+    pub(crate) is_tls: bool,
+}
+
+impl AddressFile {
+    /// Writes it where keys are already there; else takes an old one away, which leads nowhere.
+    ///
+    /// # Errors
+    /// When it cannot be written or taken away.
+    pub(crate) fn begin(&self) -> io::Result<()> {
+        if self.folder.join(OPERATOR_KEY_FILE).exists() {
+            return self.write();
+        }
+        match fs::remove_file(self.folder.join(ADDRESS_FILE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let temporary = self.folder.join(".address.new");
+        let scheme = if self.is_tls { "https://" } else { "" };
+        fs::write(&temporary, format!("{scheme}{}\n", self.address))?;
+        fs::rename(temporary, self.folder.join(ADDRESS_FILE))
+    }
 }
 
 /// What a cell over an empty store has to make.
@@ -59,7 +89,7 @@ impl FirstStart {
         if rows.keys.is_empty() {
             let tenant = &self.default_tenant;
             let tenant_file = format!("tenant-{tenant}.key");
-            changes.push(self.key("operator.key", Role::Operator, None, now)?);
+            changes.push(self.key(OPERATOR_KEY_FILE, Role::Operator, None, now)?);
             changes.push(self.key(&tenant_file, Role::Tenant, Some(tenant), now)?);
             if self.host_key {
                 changes.push(self.key("host.key", Role::Host, None, now)?);
@@ -138,6 +168,24 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn the_address_is_there_only_while_the_keys_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("address");
+        let address = "127.0.0.1:9".parse().unwrap();
+        let file = |is_tls| AddressFile { folder: folder.path().to_owned(), address, is_tls };
+        file(false).begin().unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "of an earlier cell\n").unwrap();
+        file(false).begin().unwrap();
+        assert!(!path.exists());
+        first(folder.path()).changes(&Rows::default(), Timestamp(0)).unwrap();
+        file(false).begin().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "127.0.0.1:9\n");
+        file(true).write().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "https://127.0.0.1:9\n");
+    }
 
     fn first(folder: &Path) -> FirstStart {
         FirstStart {

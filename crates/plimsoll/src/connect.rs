@@ -179,12 +179,9 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String, Failure> {
 
 /// The URL of an address that a cell wrote down: one listening everywhere is reached by loopback.
 pub(crate) fn url_of(address: &str) -> String {
-    let Ok(mut bound) = address.parse::<SocketAddr>() else {
-        return if address.contains("://") {
-            address.to_owned()
-        } else {
-            format!("http://{address}")
-        };
+    let (scheme, place) = address.split_once("://").unwrap_or(("http", address));
+    let Ok(mut bound) = place.parse::<SocketAddr>() else {
+        return format!("{scheme}://{place}");
     };
     if bound.ip().is_unspecified() {
         bound.set_ip(match bound.ip() {
@@ -192,7 +189,7 @@ pub(crate) fn url_of(address: &str) -> String {
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         });
     }
-    format!("http://{bound}")
+    format!("{scheme}://{bound}")
 }
 
 /// Says what is waited for.
@@ -228,6 +225,7 @@ mod tests {
         assert_eq!(url_of("127.0.0.1:7070"), "http://127.0.0.1:7070");
         assert_eq!(url_of("0.0.0.0:7070"), "http://127.0.0.1:7070");
         assert_eq!(url_of("[::]:7070"), "http://[::1]:7070");
+        assert_eq!(url_of("https://0.0.0.0:7070"), "https://127.0.0.1:7070");
         assert_eq!(url_of("https://cell.example:7070"), "https://cell.example:7070");
     }
 

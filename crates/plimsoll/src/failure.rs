@@ -97,12 +97,19 @@ impl From<Error> for Failure {
             error if error.is_transient() => Exit::NotNow,
             _ => Exit::Refused,
         };
-        let hint = hint_for(&error);
+        let mut hint = hint_for(&error);
         let mut what = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
             what.push_str(&format!(": {cause}"));
             source = cause.source();
+        }
+        let last = match &error {
+            Error::CapacityUnavailable { last, .. } => last,
+            error => error,
+        };
+        if matches!(last, Error::Connect { .. }) && what.contains("certificate") {
+            hint = Some("--ca-file names the certificate, or the authority, to trust".to_owned());
         }
         let problem = error.problem().cloned().map(Box::new);
         Self { exit, what, hint, problem }

@@ -21,4 +21,5 @@ mod receiver;
 mod rig;
 mod starts;
 mod store;
+mod tls;
 mod webhooks;

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use super::agent::{self, AgentFlags, Place, machine_name};
 use super::cell::{self, CellFlags};
 use super::{Tls, asked_to_stop, templates};
-use crate::connect::{key_in, url_of};
+use crate::connect::{key_in, read, url_of};
 use crate::failure::Failure;
 use crate::show;
 
@@ -32,6 +32,9 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct Up {
     #[command(flatten)]
     cell: CellFlags,
+    /// The cell serves TLS, and the host trusts this certificate and no other.
+    #[command(flatten)]
+    tls: Tls,
     /// The host's name [default: the machine's]
     #[arg(long, value_name = "HOST", help_heading = "Host")]
     host_name: Option<HostId>,
@@ -45,9 +48,9 @@ pub(crate) struct Up {
 impl Up {
     pub(crate) async fn run(self) -> Result<ExitCode, Failure> {
         let stop = asked_to_stop()?;
-        let data = self.cell.data.clone();
+        let (data, certificate) = (self.cell.data.clone(), self.tls.tls_cert.clone());
         let pair = Pair::start(self).await?;
-        show::out(&pair.banner(&data))?;
+        show::out(&pair.banner(&data, certificate.as_deref()))?;
         pair.until(stop).await?;
         Ok(ExitCode::SUCCESS)
     }
@@ -100,15 +103,22 @@ impl Pair {
             )
             .hint("run `plimsoll cell`, make a key with `plimsoll keys create`, then an agent"));
         }
-        let config = up.cell.config(Tls::default())?;
+        let trusted = up.tls.tls_cert.as_deref().map(|path| read(path, "the certificate"));
+        let trusted = trusted.transpose()?.map(String::into_bytes);
+        let scheme = if trusted.is_some() { "https" } else { "http" };
+        let config = up.cell.config(up.tls)?;
         let data = config.data.clone();
         let is_first = !data.join("operator.key").exists();
         let cell = cell::start(config).await?;
-        let url = url_of(&cell.address().to_string());
+        let url = url_of(&format!("{scheme}://{}", cell.address()));
         let (stop_agent, stopped) = watch::channel(false);
-        let agent = host(&data, &url, up.agent, up.host_name, up.agent_listen, stopped).await;
-        let operator = key_in(&data.join("operator.key"))
-            .and_then(|key| Ok(Client::new(ClientConfig::new([url.clone()]).with_key(key))?));
+        let way = Way { url: url.clone(), ca_pem: trusted.clone() };
+        let agent = host(&data, way, up.agent, up.host_name, up.agent_listen, stopped).await;
+        let operator = key_in(&data.join("operator.key")).and_then(|key| {
+            let mut config = ClientConfig::new([url.clone()]).with_key(key);
+            config.ca_pem = trusted;
+            Ok(Client::new(config)?)
+        });
         let (agent, drivers, host, operator) = match (agent, operator) {
             (Ok((agent, drivers, host)), Ok(operator)) => (agent, drivers, host, operator),
             (agent, operator) => {
@@ -180,15 +190,17 @@ impl Pair {
     }
 
     /// What is up, and what to try.
-    fn banner(&self, data: &Path) -> String {
+    fn banner(&self, data: &Path, certificate: Option<&Path>) -> String {
         let words: Vec<&str> = self.drivers.iter().map(|driver| driver.as_str()).collect();
         let program = std::env::args().next().unwrap_or_else(|| "plimsoll".to_owned());
         let folder = data.display();
-        let at = if data == Path::new("plimsoll-data") {
-            String::new()
-        } else {
-            format!(" --data {folder}")
-        };
+        let mut at = String::new();
+        if data != Path::new("plimsoll-data") {
+            at.push_str(&format!(" --data {folder}"));
+        }
+        if let Some(certificate) = certificate {
+            at.push_str(&format!(" --ca-file {}", certificate.display()));
+        }
         let shell = self.shell.map_or_else(String::new, |what| format!("shell  {what}\n"));
         format!(
             "cell   {url}   dashboard at {url}/, API at {url}/docs\n\
@@ -209,10 +221,17 @@ impl Pair {
     }
 }
 
+/// How the agent reaches its cell.
+struct Way {
+    url: String,
+    /// The only certificate to trust, where the cell serves TLS.
+    ca_pem: Option<Vec<u8>>,
+}
+
 /// Starts the agent of this machine.
 async fn host(
     data: &Path,
-    url: &str,
+    way: Way,
     flags: AgentFlags,
     name: Option<HostId>,
     listen: SocketAddr,
@@ -226,7 +245,7 @@ async fn host(
         })?,
     };
     let place = Place {
-        cells: vec![url.to_owned()],
+        cells: vec![way.url],
         key: key_in(&data.join("host.key"))?,
         name: name.clone(),
         listen,
@@ -236,6 +255,8 @@ async fn host(
         // Whoever lets go of the other end wants it to stop, too.
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    let (agent, drivers) = agent::start(flags.config(place), stop).await?;
+    let mut config = flags.config(place);
+    config.ca_pem = way.ca_pem;
+    let (agent, drivers) = agent::start(config, stop).await?;
     Ok((agent, drivers, name))
 }
