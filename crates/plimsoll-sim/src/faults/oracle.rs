@@ -9,7 +9,6 @@ use plimsoll_engine::rows::{
 };
 use plimsoll_engine::{Effect, Output, Reply};
 use plimsoll_policy::charge::{Shape, thawed_charge};
-use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{
     ClaimId, Counted, DecisionId, Fence, GuestReport, GuestSpec, HostId, HostOutcome, HostReport,
     Mib, Millis, PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, TenantId,
@@ -316,7 +315,7 @@ impl Oracle {
             }
         }
         let memory = |row: &SandboxRow| holds_memory(row.status, row.slot_released);
-        let slot = |row: &SandboxRow| holds_slot(row.status, row.slot_released);
+        let slot = |row: &SandboxRow| takes_slot(row.status, row.slot_released);
         self.step = Some(Step {
             id: row.id,
             slot: slot(row) && !before.is_some_and(slot),
@@ -458,7 +457,7 @@ impl Oracle {
             .sandboxes
             .values()
             .filter(|row| row.pool.as_ref() == Some(pool))
-            .filter(|row| holds_slot(row.status, row.slot_released));
+            .filter(|row| takes_slot(row.status, row.slot_released));
         let reservations =
             self.rows.reservations.values().filter(|row| row.pool == *pool && row.state.holds());
         u64::try_from(sandboxes.count() + reservations.count()).unwrap_or(u64::MAX)
@@ -625,6 +624,19 @@ fn charged(guest: &GuestReport) -> Option<(SandboxId, (Mib, Mib))> {
             Some((id, (guest.charge_mib, guest.resident_mib.unwrap_or_default())))
         }
         ClaimId::Reservation(_) => None,
+    }
+}
+
+/// Whether a sandbox in this state takes a slot of its pool: written down here once more, so that
+/// the policy's own table is held against another.
+const fn takes_slot(status: SandboxStatus, released: bool) -> bool {
+    match status {
+        SandboxStatus::Provisioning
+        | SandboxStatus::Running
+        | SandboxStatus::Pausing
+        | SandboxStatus::Resuming => true,
+        SandboxStatus::Paused | SandboxStatus::Stopped | SandboxStatus::Terminating => !released,
+        SandboxStatus::Queued | SandboxStatus::Terminated | SandboxStatus::Failed => false,
     }
 }
 

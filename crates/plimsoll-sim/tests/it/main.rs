@@ -4,3 +4,4 @@
 
 mod capacity;
 mod faults;
+mod livelock;
