@@ -75,7 +75,11 @@ impl World {
                 if !alive(agent, node) {
                     return;
                 }
+                let told = node.machine.last_use(self.now, call);
                 if let Some(result) = node.machine.finish(self.now, call) {
+                    if let Some(told) = told {
+                        self.node_input(at, told);
+                    }
                     self.node_input(at, HostInput::DriverDone { call, result });
                 }
             }
@@ -90,7 +94,11 @@ impl World {
             AtNode::Adopt { agent } => {
                 if alive(agent, node) {
                     let found = node.machine.found(&mut self.rng.drivers);
+                    let told = node.machine.last_uses();
                     self.node_input(at, HostInput::Adopted { found, foreign: Vec::new() });
+                    for told in told {
+                        self.node_input(at, told);
+                    }
                     self.sample(at);
                 }
             }
@@ -99,6 +107,7 @@ impl World {
                 if !node.up() {
                     return;
                 }
+                node.machine.advance(self.now);
                 let Some(actual) = node.machine.guests.get_mut(&(id, attempt)) else { return };
                 if !matches!(actual.body, Body::Running | Body::Frozen) {
                     return;
@@ -290,6 +299,7 @@ impl World {
             node.machine.orphan(self.now, &mut self.rng.drivers);
         }
         node.powered = false;
+        node.machine.advance(self.now);
         node.machine.reboot(&mut self.rng.drivers);
     }
 

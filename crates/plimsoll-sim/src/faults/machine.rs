@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_host::{
-    CallId, DriverCall, DriverOp, DriverResult, Found, FoundState, GuestSample, Sample,
+    CallId, DriverCall, DriverOp, DriverResult, Found, FoundState, GuestSample, HostInput, Sample,
 };
 use plimsoll_types::{
     BasisPoints, Counted, GuestSpec, Mib, MilliCpu, Millis, PauseKind, SandboxId, Timestamp,
@@ -116,7 +116,13 @@ pub(super) struct Machine {
     pub(super) guests: BTreeMap<(SandboxId, u32), Actual>,
     flights: BTreeMap<CallId, Flight>,
     pub(super) mood: Mood,
+    /// How long each attempt of a guest has run here, dead or alive, up to `at`.
+    ran: BTreeMap<(SandboxId, u32), Millis>,
+    at: Timestamp,
 }
+
+/// Guests use a tenth of a core while they run.
+const CORE_SHARE: u64 = 10;
 
 impl Machine {
     pub(super) fn new(total: Mib, system: Mib, cpu: MilliCpu) -> Self {
@@ -127,7 +133,54 @@ impl Machine {
             guests: BTreeMap::new(),
             flights: BTreeMap::new(),
             mood: Mood::default(),
+            ran: BTreeMap::new(),
+            at: Timestamp(0),
         }
+    }
+
+    /// Counts what has run until now. Before every change of what runs.
+    pub(super) fn advance(&mut self, now: Timestamp) {
+        let passed = now.since(std::mem::replace(&mut self.at, now));
+        for (key, actual) in &self.guests {
+            if actual.body == Body::Running {
+                self.ran.entry(*key).or_default().0 += passed.0;
+            }
+        }
+    }
+
+    /// CPU that an attempt has used over its whole life, in core-milliseconds.
+    fn cpu_millis(&self, id: SandboxId, attempt: u32) -> u64 {
+        self.ran.get(&(id, attempt)).map_or(0, |ran| ran.0 / CORE_SHARE)
+    }
+
+    /// All CPU that was used here, by guest.
+    pub(super) fn used(&self) -> impl Iterator<Item = (SandboxId, u64)> {
+        self.ran.iter().map(|((id, _), ran)| (*id, ran.0 / CORE_SHARE))
+    }
+
+    /// What a driver tells of a guest outside a sample.
+    fn told(&self, id: SandboxId, attempt: u32) -> HostInput {
+        HostInput::Used {
+            id,
+            attempt,
+            cpu_millis_total_used: Some(self.cpu_millis(id, attempt)),
+            egress_bytes_total: None,
+        }
+    }
+
+    /// Last counters that come with the end of a call after which nobody measures the guest.
+    pub(super) fn last_use(&mut self, now: Timestamp, call: CallId) -> Option<HostInput> {
+        self.advance(now);
+        let Flight { id, attempt, op, .. } = self.flights.get(&call)?;
+        let checkpoint = DriverOp::Pause { kind: PauseKind::Checkpoint };
+        let told = matches!(op, DriverOp::Stop | DriverOp::End) || *op == checkpoint;
+        told.then(|| self.told(*id, *attempt))
+    }
+
+    /// The same for guests at rest that an agent finds at its start.
+    pub(super) fn last_uses(&self) -> Vec<HostInput> {
+        let at_rest = self.guests.iter().filter(|(_, actual)| !actual.body.has_process());
+        at_rest.map(|((id, attempt), _)| self.told(*id, *attempt)).collect()
     }
 
     fn put(&mut self, now: Timestamp, spec: Box<GuestSpec>, body: Body, rng: &mut Rng) {
@@ -139,6 +192,7 @@ impl Machine {
 
     /// Begins a driver call; it is done after the time that comes back.
     pub(super) fn begin(&mut self, now: Timestamp, call: &DriverCall, rng: &mut Rng) -> Millis {
+        self.advance(now);
         let DriverCall { id, attempt, op, .. } = call;
         let usual = match op {
             DriverOp::Start { .. } => rng.between(50, 3_000),
@@ -278,6 +332,7 @@ impl Machine {
 
     /// The agent is gone: each call under way was carried out or was not.
     pub(super) fn orphan(&mut self, now: Timestamp, rng: &mut Rng) {
+        self.advance(now);
         for (_, Flight { id, attempt, op, fate }) in std::mem::take(&mut self.flights) {
             if fate != Fate::Failed && rng.chance(500) {
                 let _ = self.carry_out(now, id, attempt, &op);
@@ -320,7 +375,8 @@ impl Machine {
         self.flights.values().any(|flight| flight.id == id)
     }
 
-    pub(super) fn sample(&self, now: Timestamp) -> Sample {
+    pub(super) fn sample(&mut self, now: Timestamp) -> Sample {
+        self.advance(now);
         let mut used = self.system.0 + self.mood.outside;
         let mut guests = Vec::new();
         for ((id, attempt), actual) in &self.guests {
@@ -334,7 +390,7 @@ impl Machine {
                 attempt: *attempt,
                 resident: Ok(resident),
                 in_machine: true,
-                cpu_millis_total_used: Some(now.since(actual.since).0 / 10),
+                cpu_millis_total_used: Some(self.cpu_millis(*id, *attempt)),
                 egress_bytes_total: None,
                 last_active_at: None,
             });

@@ -67,6 +67,13 @@ impl Table {
         }
     }
 
+    /// CPU billed to a sandbox over all hours, in core-milliseconds.
+    pub(super) fn billed(&self, id: SandboxId) -> u64 {
+        let claim = ClaimId::Sandbox(id);
+        let hours = self.usage.range((claim, Timestamp(i64::MIN))..=(claim, Timestamp(i64::MAX)));
+        hours.map(|(_, row)| row.cpu_millis).sum()
+    }
+
     /// What a restart loads.
     pub(super) fn rows(&self) -> Rows {
         fn all<K, V: Clone>(table: &BTreeMap<K, V>) -> Vec<V> {

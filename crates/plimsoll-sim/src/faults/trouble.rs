@@ -201,6 +201,7 @@ impl World {
         if node.machine.is_busy(id) || !node.up() || node.hung.is_some() {
             return;
         }
+        node.machine.advance(self.now);
         if let Some(actual) = node.machine.guests.get_mut(&(id, attempt)) {
             actual.body = Body::Running;
         }
