@@ -115,7 +115,13 @@ impl Shared {
         let limits = &self.timeouts;
         match &call.op {
             DriverOp::Start { guest, previous } => {
-                match timeout(limits.start, driver.start(guest)).await {
+                // The attempt that was stopped goes on under its name.
+                let start = if *previous == Some(name.attempt) {
+                    driver.restart(guest)
+                } else {
+                    driver.start(guest)
+                };
+                match timeout(limits.start, start).await {
                     Ok(Ok(started)) => {
                         for note in started.notes {
                             tracing::info!(guest = %name, note, "started");

@@ -345,6 +345,11 @@ pub trait GuestDriver: Send + Sync {
     /// answered as the first start was.
     fn start<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>>;
 
+    /// Starts a guest that was stopped, under the name and, where the driver keeps one, with the
+    /// disk that it had. One that runs is answered as by [`Self::start`]. When it fails, the guest
+    /// is stopped as before.
+    fn restart<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>>;
+
     /// Pauses a running guest; comes back once it stands still, or is written out and gone from
     /// memory. [`PauseKind::Driver`] means this driver's own kind. One that is paused in the same
     /// way already is well.

@@ -28,6 +28,8 @@ const SCAN_FRESH: Duration = Duration::from_millis(200);
 const GONE: &str = ".gone-";
 /// Before a folder's name while it is being made.
 const NEW: &str = ".new-";
+/// Before the name of a stopped guest's folder while the guest is started under the same name.
+const FORMER: &str = ".former-";
 
 /// A guest's name on its host: the sandbox and which try this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -293,7 +295,7 @@ impl Guests {
                 Ok(name) => {
                     names.insert(name);
                 }
-                Err(_) if text.starts_with(GONE) || text.starts_with(NEW) => {}
+                Err(_) if [GONE, NEW, FORMER].iter().any(|prefix| text.starts_with(prefix)) => {}
                 Err(_) => others.push(text),
             }
         }
@@ -314,12 +316,35 @@ impl Guests {
         !self.cleared.swap(true, Ordering::SeqCst)
     }
 
+    /// Moves a stopped guest's folder out of the way of a start under the same name.
+    pub(crate) fn set_aside(&self, name: &GuestName) -> io::Result<GuestDir> {
+        let former = GuestDir(self.data.join("guests").join(format!("{FORMER}{name}")));
+        std::fs::rename(self.dir(name).path(), former.path())?;
+        Ok(former)
+    }
+
+    /// Brings a stopped guest's folder back where the start under the same name was cut short
+    /// before the guest had its disk; else lets go of what is left of it.
+    fn recover(&self, former: &GuestDir, name: &GuestName) -> io::Result<()> {
+        let dir = self.dir(name);
+        if former.work_path().is_dir() && !dir.work_path().is_dir() {
+            remove_folder(dir.path())?;
+            return std::fs::rename(former.path(), dir.path());
+        }
+        remove_folder(former.path())
+    }
+
     /// Removes what was left by the making or removal of a folder that was cut short. Only for
     /// an agent's start, when nothing is being made.
     pub(crate) fn clear_remains(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.data.join("guests"))? {
             let entry = entry?;
             let name = entry.file_name();
+            let former = name.to_string_lossy().strip_prefix(FORMER).and_then(|of| of.parse().ok());
+            if let Some(of) = former {
+                self.recover(&GuestDir(entry.path()), &of)?;
+                continue;
+            }
             if [GONE, NEW].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
                 remove_folder(&entry.path())?;
             }
@@ -453,6 +478,41 @@ mod tests {
         {
             assert!(text.parse::<GuestName>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_start_anew_that_was_cut_short_gives_the_disk_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let shim = ShimCommand { program: "/bin/false".into(), words: Vec::new() };
+        let guests = Guests::open(folder.path(), shim, false).unwrap();
+        let name = GuestName { id: SandboxId(7), attempt: 1 };
+        let dir = guests.dir(&name);
+        let file = dir.work_path().join("file");
+        let kept = || std::fs::read_to_string(&file).ok();
+        let make = |text: &str| {
+            std::fs::create_dir_all(dir.work_path()).unwrap();
+            std::fs::write(&file, text).unwrap();
+        };
+        // Before the new folder had its name, and before it had the disk.
+        for is_named in [false, true] {
+            make("first");
+            guests.set_aside(&name).unwrap();
+            if is_named {
+                std::fs::create_dir(dir.path()).unwrap();
+            }
+            assert_eq!(
+                guests.list().unwrap(),
+                (BTreeSet::from_iter(is_named.then_some(name)), vec![])
+            );
+            guests.clear_remains().unwrap();
+            assert_eq!(kept().as_deref(), Some("first"));
+        }
+        // And after: what is left of the former folder goes.
+        let former = guests.set_aside(&name).unwrap();
+        make("second");
+        guests.clear_remains().unwrap();
+        assert_eq!(kept().as_deref(), Some("second"));
+        assert!(!former.path().exists());
     }
 
     #[tokio::test]

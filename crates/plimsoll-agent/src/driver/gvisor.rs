@@ -95,6 +95,35 @@ impl GvisorDriver {
         if let Some(started) = self.shared.started_before(&name).await? {
             return Ok(started);
         }
+        self.start_new(spec, setup, rootfs).await
+    }
+
+    /// Starts a guest that was stopped, under the name that it had.
+    async fn restart_guest(&self, spec: &GuestSpec) -> Result<Started, StartError> {
+        let unavailable = |why: Unavailable| Fault::step("the gVisor driver", why);
+        let setup = self.setup().await.map_err(unavailable)?;
+        let rootfs = self.rootfs(spec, setup)?;
+        let name = GuestName::of(spec);
+        let _turn = self.shared.guests.turn(&name.to_string()).await;
+        let Some(former) = self.shared.set_aside(&name).await? else {
+            return match self.shared.started_before(&name).await? {
+                Some(started) => Ok(started),
+                None => self.start_new(spec, setup, rootfs).await,
+            };
+        };
+        let started = self.start_new(spec, setup, rootfs).await;
+        self.shared.settle_former(&name, former).await;
+        started
+    }
+
+    /// Starts a guest whose name is free.
+    async fn start_new(
+        &self,
+        spec: &GuestSpec,
+        setup: &Setup,
+        rootfs: PathBuf,
+    ) -> Result<Started, StartError> {
+        let name = GuestName::of(spec);
         let mut notes = Vec::new();
         let fork = match spec.fork_of {
             Some(source) => Some(self.branch(source, &name).await?),
@@ -512,6 +541,10 @@ impl GuestDriver for GvisorDriver {
 
     fn start<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
         Box::pin(self.start_guest(spec))
+    }
+
+    fn restart<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
+        Box::pin(self.restart_guest(spec))
     }
 
     fn pause<'a>(

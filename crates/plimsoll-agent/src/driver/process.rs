@@ -95,12 +95,44 @@ impl ProcessDriver {
         if let Some(started) = self.shared.started_before(&name).await? {
             return Ok(started);
         }
+        self.start_new(spec, None).await
+    }
+
+    /// Starts a guest that was stopped, under the name and with the disk that it had.
+    async fn restart_guest(&self, spec: &GuestSpec) -> Result<Started, StartError> {
+        check(spec)?;
+        let name = GuestName::of(spec);
+        let _turn = self.shared.guests.turn(&name.to_string()).await;
+        let Some(former) = self.shared.set_aside(&name).await? else {
+            return match self.shared.started_before(&name).await? {
+                Some(started) => Ok(started),
+                None => self.start_new(spec, None).await,
+            };
+        };
+        let started = self.start_new(spec, Some(&former)).await;
+        self.shared.settle_former(&name, former).await;
+        started
+    }
+
+    /// Starts a guest whose name is free; `former` is the folder that it had before it was stopped.
+    async fn start_new(
+        &self,
+        spec: &GuestSpec,
+        former: Option<&GuestDir>,
+    ) -> Result<Started, StartError> {
+        let name = GuestName::of(spec);
+        let keeps_user = former.is_some();
         let notes = Arc::new(Mutex::new(Vec::new()));
         let (guests, own_guests) =
             (Arc::clone(&self.shared.guests), Arc::clone(&self.shared.guests));
         let (users, config) = (Arc::clone(&self.users), self.config);
         let (own_spec, own_notes) = (spec.clone(), Arc::clone(&notes));
-        let disk = blocking(move || former_disk(&own_guests, &name)).await?;
+        let former = former.cloned();
+        let disk = blocking(move || match former {
+            Some(dir) => disk_in(&dir),
+            None => former_disk(&own_guests, &name),
+        })
+        .await?;
         let work = disk.as_ref().map(|disk| disk.work.clone());
         let started = self
             .shared
@@ -120,7 +152,10 @@ impl ProcessDriver {
                 Ok(started)
             }
             Err(fault) => {
-                self.free_user(&name);
+                // The disk of one that was stopped stays its user's.
+                if !keeps_user {
+                    self.free_user(&name);
+                }
                 Err(fault.into())
             }
         }
@@ -197,13 +232,24 @@ fn former_disk(guests: &Guests, name: &GuestName) -> Result<Option<FormerDisk>, 
     let fail = || Fault::io("look for an earlier attempt's disk");
     for earlier in guests.attempts(name.id).map_err(fail())?.into_iter().rev() {
         let dir = guests.dir(&earlier);
-        let work = dir.work_path();
-        if earlier < *name && dir.exit().map_err(fail())?.is_some() && work.is_dir() {
-            let user = dir.plan().map_err(fail())?.and_then(|plan| plan.user);
-            return Ok(Some(FormerDisk { work, user }));
+        if earlier < *name
+            && dir.exit().map_err(fail())?.is_some()
+            && let Some(disk) = disk_in(&dir)?
+        {
+            return Ok(Some(disk));
         }
     }
     Ok(None)
+}
+
+/// The disk in a folder, with the user whose it is.
+fn disk_in(dir: &GuestDir) -> Result<Option<FormerDisk>, Fault> {
+    let work = dir.work_path();
+    if !work.is_dir() {
+        return Ok(None);
+    }
+    let plan = dir.plan().map_err(Fault::io("read the plan beside a disk"))?;
+    Ok(Some(FormerDisk { work, user: plan.and_then(|plan| plan.user) }))
 }
 
 /// The guest's user: that of the disk it takes over, or one that no guest has.
@@ -319,6 +365,10 @@ impl GuestDriver for ProcessDriver {
 
     fn start<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
         Box::pin(self.start_guest(spec))
+    }
+
+    fn restart<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
+        Box::pin(self.restart_guest(spec))
     }
 
     fn pause<'a>(

@@ -87,6 +87,42 @@ impl Shared {
         }
     }
 
+    /// Puts the folder of a guest that has ended out of the way, so that it can be started again
+    /// under its name; `None` where there is none that has ended.
+    pub(crate) async fn set_aside(&self, name: &GuestName) -> Result<Option<GuestDir>, Fault> {
+        let ended = self
+            .look(name)
+            .await?
+            .is_some_and(|look| look.guest.status == GuestStatus::Exited && !look.shim_lives);
+        if !ended {
+            return Ok(None);
+        }
+        let (guests, own_name) = (Arc::clone(&self.guests), *name);
+        let aside = move || guests.set_aside(&own_name).map_err(Fault::io("set the folder aside"));
+        let former = blocking(aside).await?;
+        // Its counters begin anew.
+        self.guests.forget(name);
+        Ok(Some(former))
+    }
+
+    /// After a start under the same name: the former folder goes, or comes back if there is no new
+    /// one.
+    pub(crate) async fn settle_former(&self, name: &GuestName, former: GuestDir) {
+        let dir = self.guests.dir(name);
+        let settled = blocking(move || {
+            if dir.path().exists() {
+                remove_folder(former.path()).map_err(Fault::io("remove the former folder"))
+            } else {
+                std::fs::rename(former.path(), dir.path())
+                    .map_err(Fault::io("bring the folder back"))
+            }
+        });
+        if let Err(error) = settled.await {
+            // The next start of the agent does it.
+            tracing::warn!(guest = %name, %error, "a former folder was left");
+        }
+    }
+
     /// Makes a guest's folder and starts its shim. `prepare` fills the folder and plans the
     /// launch; should anything fail, nothing is left. `disk` is the work folder of an earlier
     /// attempt: the guest takes it over, and gives it back when it does not start.

@@ -228,6 +228,27 @@ impl SimulatedDriver {
         Ok((guest.phase, self.state(guest)))
     }
 
+    /// Starts a guest that was stopped, under the name that it had. Where that fails it stays
+    /// stopped.
+    async fn restart_guest(&self, spec: &GuestSpec) -> Result<Started, StartError> {
+        let name = GuestName::of(spec);
+        let former = {
+            let mut kept = self.kept();
+            let former = kept.guests.get(&name).cloned();
+            let ended = |guest: &Guest| self.state(guest).status == GuestStatus::Exited;
+            let former = former.filter(ended);
+            if former.is_some() {
+                kept.put(&name, None)?;
+            }
+            former
+        };
+        let started = self.start_guest(spec).await;
+        if started.is_err() && former.is_some() {
+            self.kept().put(&name, former)?;
+        }
+        started
+    }
+
     async fn start_guest(&self, spec: &GuestSpec) -> Result<Started, StartError> {
         let name = GuestName::of(spec);
         {
@@ -437,6 +458,10 @@ impl GuestDriver for SimulatedDriver {
 
     fn start<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
         Box::pin(self.start_guest(spec))
+    }
+
+    fn restart<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
+        Box::pin(self.restart_guest(spec))
     }
 
     fn pause<'a>(

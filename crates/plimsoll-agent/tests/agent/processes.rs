@@ -131,6 +131,35 @@ async fn a_guest_that_ends_while_there_is_no_agent_is_reported_with_its_code() {
 }
 
 #[tokio::test]
+async fn a_stopped_guest_goes_on_under_its_attempt_with_its_disk() {
+    let data = tempfile::tempdir().unwrap();
+    let mut cell = Cell::start().await;
+    let agent = Program::start(&mut cell, data.path()).await;
+    assert_eq!(cell.send(start(spec(1, Driver::Process))).await, HostOutcome::Done);
+    let stop = || HostOp::Stop { id: SandboxId(1), attempt: 1 };
+    let resume = || HostOp::Resume { id: SandboxId(1), attempt: 1 };
+    for turn in 0..2 {
+        assert_eq!(exec(&cell, 1, "echo kept >> file").await.0, Some(0));
+        assert_eq!(cell.send(stop()).await, HostOutcome::Done);
+        assert_eq!(cell.send(resume()).await, HostOutcome::Done);
+        assert_eq!(exec(&cell, 1, "cat file").await.1, "kept\n".repeat(turn + 1));
+    }
+    let guest = cell.guest(1).await.unwrap();
+    assert_eq!((guest.status, guest.attempt), (GuestStatus::Running, Some(1)));
+    // The agent's own end in between changes nothing.
+    assert_eq!(cell.send(stop()).await, HostOutcome::Done);
+    agent.kill().await;
+    let agent = Program::start(&mut cell, data.path()).await;
+    assert_eq!(cell.send(resume()).await, HostOutcome::Done);
+    assert_eq!(exec(&cell, 1, "cat file").await.1, "kept\nkept\n");
+    let end = HostOp::End { id: SandboxId(1), attempt: 1 };
+    assert_eq!(cell.send(end).await, HostOutcome::Done);
+    let left: Vec<_> = std::fs::read_dir(data.path().join("guests")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    agent.kill().await;
+}
+
+#[tokio::test]
 async fn a_stopped_guest_starts_again_with_its_disk() {
     let data = tempfile::tempdir().unwrap();
     let mut cell = Cell::start().await;

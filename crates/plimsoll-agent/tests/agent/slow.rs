@@ -57,6 +57,10 @@ impl GuestDriver for Hanging {
         })
     }
 
+    fn restart<'a>(&'a self, spec: &'a GuestSpec) -> BoxFuture<'a, Result<Started, StartError>> {
+        self.start(spec)
+    }
+
     fn pause<'a>(
         &'a self,
         name: &'a GuestName,

@@ -205,6 +205,28 @@ async fn a_stopped_guest_keeps_its_disk_for_the_next_attempt() {
 }
 
 #[tokio::test]
+async fn a_restart_that_fails_leaves_the_guest_stopped_with_its_disk() {
+    let host = Host::new();
+    let guests = host.guests();
+    let driver = driver(&guests);
+    let spec = spec(Driver::Process, 8, &[]);
+    let name = GuestName::of(&spec);
+    driver.start(&spec).await.unwrap();
+    run(&driver, &name, "echo kept > file").await;
+    driver.restart(&spec).await.unwrap();
+    driver.stop(&name).await.unwrap();
+    let mut failing = spec.clone();
+    failing.command = vec!["/no/such/program".to_owned()];
+    driver.restart(&failing).await.unwrap_err();
+    let exit = driver.status(&name).await.unwrap().exit.unwrap();
+    assert_eq!(exit.code, Some(128 + 15));
+    driver.restart(&spec).await.unwrap();
+    assert_eq!(run(&driver, &name, "cat file").await.stdout, "kept\n");
+    driver.end(&name).await.unwrap();
+    host.assert_gone(&name).await;
+}
+
+#[tokio::test]
 async fn a_guest_that_will_not_go_is_made_to() {
     let host = Host::new();
     let guests = host.guests();

@@ -130,3 +130,18 @@ fn a_second_server_in_one_folder_says_so() {
     let _server = folder.up(&["--driver=simulated,process"]);
     folder.run(&["cell", "--listen=127.0.0.1:0"]).exits(1).says("hint: is another cell up");
 }
+
+#[test]
+fn a_stopped_sandbox_starts_again() {
+    let folder = Folder::new();
+    let _server = folder.up(&["--driver=simulated,process", "--simulated-start-millis=1"]);
+    for template in ["process", "sleeper"] {
+        let id = folder.create(&["--template", template, "--", "sleep", "600"]);
+        for _ in 0..2 {
+            folder.run(&["stop", &id]).ok();
+            folder.run(&["start", &id]).ok();
+            folder.run(&["wait", &id, "--status=running"]).ok();
+        }
+        folder.run(&["rm", &id]).ok();
+    }
+}
