@@ -70,11 +70,8 @@ impl Bucket {
     /// The exact time until the same call would pass if nothing else took tokens, rounded up to
     /// the millisecond; `None` when it asks for more than the bucket ever holds.
     pub fn take(&mut self, tokens: u64, rate: &Rate, now: Timestamp) -> Result<(), Option<Millis>> {
-        self.would_take(tokens, rate, now)?;
-        let owed = self.owed(rate, now);
-        let cost = u64::try_from(cost(tokens, rate)).unwrap_or(u64::MAX);
-        self.debt = owed.saturating_add(cost);
-        self.at = self.at.max(now);
+        let debt = self.debt_after(tokens, rate, now)?;
+        self.set(debt, now);
         Ok(())
     }
 
@@ -88,20 +85,32 @@ impl Bucket {
         rate: &Rate,
         now: Timestamp,
     ) -> Result<(), Option<Millis>> {
+        self.debt_after(tokens, rate, now).map(drop)
+    }
+
+    /// What would be owed after taking.
+    fn debt_after(&self, tokens: u64, rate: &Rate, now: Timestamp) -> Result<u64, Option<Millis>> {
         let cost = cost(tokens, rate);
         let held = held(rate);
         if cost > held {
             return Err(None);
         }
-        let excess = (u128::from(self.owed(rate, now)) + cost).saturating_sub(held);
+        let debt = u128::from(self.owed(rate, now)) + cost;
+        let excess = debt.saturating_sub(held);
         if excess == 0 {
-            return Ok(());
+            // At most what the bucket holds, which a signed 64-bit number does.
+            return Ok(u64::try_from(debt).unwrap_or(u64::MAX));
         }
         // The cost is above zero here and at most what the bucket holds, so the limit is too.
         let wait = excess.div_ceil(u128::from(rate.limit.max(1)));
         // A clock that has stepped back pays nothing until it has caught up.
         let behind = u128::from(self.at.since(now).0);
         Err(Some(Millis(u64::try_from(wait + behind).unwrap_or(u64::MAX))))
+    }
+
+    fn set(&mut self, debt: u64, now: Timestamp) {
+        self.debt = debt;
+        self.at = self.at.max(now);
     }
 
     /// Gives tokens back: the operation was refused for a reason that is not the caller's.
@@ -141,6 +150,9 @@ pub enum Operation {
     /// A resume or a start, by whatever call brings it about.
     Resume,
 }
+
+/// Most limits that one operation counts against: a fork's.
+const KINDS_MAX: usize = 4;
 
 impl Operation {
     /// The limits that it counts against, in the order in which they are checked.
@@ -275,11 +287,23 @@ impl Buckets {
         limits: &RateLimits,
         now: Timestamp,
     ) -> Result<(), Limited> {
-        self.would_take(operation, count, limits, now)?;
-        for kind in operation.kinds() {
+        // What each bucket would owe, worked out once for the check and the taking.
+        let mut debts = [None; KINDS_MAX];
+        let mut refused = false;
+        for (kind, debt) in operation.kinds().iter().zip(&mut debts) {
             if let Some(rate) = limits.rate(*kind) {
-                let taken = self.of_mut(*kind).take(count, &rate, now);
-                debug_assert!(taken.is_ok(), "every bucket was asked before");
+                match self.of(*kind).debt_after(count, &rate, now) {
+                    Ok(after) => *debt = Some(after),
+                    Err(_) => refused = true,
+                }
+            }
+        }
+        if refused {
+            return self.would_take(operation, count, limits, now);
+        }
+        for (kind, debt) in operation.kinds().iter().zip(debts) {
+            if let Some(debt) = debt {
+                self.of_mut(*kind).set(debt, now);
             }
         }
         Ok(())
