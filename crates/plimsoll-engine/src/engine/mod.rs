@@ -6,6 +6,7 @@ mod admin;
 mod explain;
 mod fleet;
 mod gate;
+mod hash;
 mod invariants;
 mod inventory;
 mod keys;
@@ -40,6 +41,7 @@ use crate::command::{Caller, Command, Input, Token};
 use crate::config::EngineConfig;
 use crate::output::{Effect, Observation, Output, Refusal, Reply};
 use crate::rows::{Change, EndpointRow, EventRow, KeyRow, PlanLimits, TemplateRow};
+use hash::IdMap;
 pub use restore::RestoreError;
 use slab::Slab;
 use state::{
@@ -87,9 +89,9 @@ pub struct Engine {
     sandboxes: Slab<Sandbox>,
     sandbox_ix: BTreeMap<SandboxId, Ix>,
     reservations: Slab<Reservation>,
-    reservation_ix: Map<ReservationId, Ix>,
+    reservation_ix: IdMap<ReservationId, Ix>,
     /// Accepted keys, by fingerprint of tenant, route and key.
-    bound: Map<u128, Claim>,
+    bound: IdMap<u128, Claim>,
     /// Refused keys, by the same fingerprint.
     tickets: BTreeMap<u128, Ticket>,
     ticket_order: VecDeque<(Timestamp, u128)>,

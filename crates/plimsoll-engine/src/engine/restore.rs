@@ -6,6 +6,7 @@ use plimsoll_types::{Mib, PlanId, SandboxStatus, Timestamp};
 
 use super::Engine;
 use super::admin::overlay;
+use super::hash::IdMap;
 use super::keys::{Route, fingerprint};
 use super::slab::Slab;
 use super::state::{Claim, Ix, Map, Pending, Reservation, Sandbox, Waiter};
@@ -73,8 +74,8 @@ impl Engine {
             sandboxes: Slab::default(),
             sandbox_ix: std::collections::BTreeMap::new(),
             reservations: Slab::default(),
-            reservation_ix: Map::default(),
-            bound: Map::default(),
+            reservation_ix: IdMap::default(),
+            bound: IdMap::default(),
             tickets: std::collections::BTreeMap::new(),
             ticket_order: std::collections::VecDeque::new(),
             ended: std::collections::VecDeque::new(),

@@ -355,7 +355,7 @@ pub(crate) struct Sandbox {
     pub(crate) place: Option<(Ix, Place)>,
     /// Hosts that refused or failed this attempt of a start. One that refused may be asked again
     /// once it has reported anew, so its stamp stands beside it; one that failed may not.
-    pub(crate) tried: SmallVec<[(Ix, Option<u64>); 4]>,
+    pub(crate) tried: SmallVec<[(Ix, Option<u64>); 1]>,
     /// Starts that have failed.
     pub(crate) failures: u32,
     /// Its caller has its answer: a refusal by the hosts queues it.
@@ -378,7 +378,7 @@ pub(crate) struct Sandbox {
     /// Repeats of the command under way, each later than the one before.
     pub(crate) repeats: u32,
     /// The victims that were paused for it.
-    pub(crate) displaced: SmallVec<[SandboxId; 2]>,
+    pub(crate) displaced: SmallVec<[SandboxId; 1]>,
     /// It is stopped, and its host has not said yet that its process is gone.
     pub(crate) stopping: bool,
     /// Its host woke it by itself, beyond the pool's limit.
