@@ -19,6 +19,7 @@ mod metrics;
 mod quota;
 mod receiver;
 mod rig;
+mod slots;
 mod starts;
 mod store;
 mod tls;
