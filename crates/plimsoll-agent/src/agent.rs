@@ -135,7 +135,7 @@ pub async fn run(
     // The cell takes no report without it, and the operator had better hear of that here.
     means.machine.sample().memory_total?;
     let listener = bind(config.listen)?;
-    let client = client(&config)?;
+    let client = if config.provider { None } else { Some(client(&config)?) };
     let drivers: Drivers =
         means.drivers.iter().map(|driver| (driver.kind(), Arc::clone(driver))).collect();
     let address = listener
@@ -199,7 +199,7 @@ pub async fn run(
         }
     };
     let address = server.address;
-    let beat = Beat {
+    let beat = client.map(|client| Beat {
         core: core.clone(),
         client,
         sampler: Arc::clone(&sampler),
@@ -210,8 +210,8 @@ pub async fn run(
         pool: config.pool.clone(),
         address: config.advertised(address),
         secret,
-    };
-    if beat.address.is_none() {
+    });
+    if beat.as_ref().is_some_and(|beat| beat.address.is_none()) {
         tracing::warn!(%address, "the cell cannot be told where to reach this agent: set --address");
     }
     let running = Running { config, folder, core, drivers, sampler, shared, server };
@@ -338,13 +338,18 @@ impl Running {
     async fn until(
         self,
         mut end: oneshot::Receiver<Result<(), JournalError>>,
-        beat: Beat,
+        beat: Option<Beat>,
         shutdown: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), RunError> {
         let sampling =
             tokio::spawn(sample_regularly(Arc::clone(&self.sampler), self.config.sample));
         let ticking = tokio::spawn(tick(self.core.clone()));
-        let beating = tokio::spawn(beat.run());
+        let beating = tokio::spawn(async move {
+            // A provider is asked.
+            if let Some(beat) = beat {
+                beat.run().await;
+            }
+        });
         let ended = tokio::select! {
             biased;
             ended = &mut end => Some(ended),

@@ -66,6 +66,9 @@ pub struct AgentConfig {
     /// Whether guests get control groups, which limit and measure them. Without, they are found by
     /// descent and measured by their processes.
     pub control_groups: bool,
+    /// Whether this agent is a provider of other cells' external pools: it has no cell of its own
+    /// and does what whoever shows its secret says.
+    pub provider: bool,
     /// Whether guests are ended with the agent. Otherwise the next agent takes them over.
     pub end_guests: bool,
 }
@@ -163,6 +166,7 @@ impl AgentConfig {
             gvisor: GvisorConfig::default(),
             simulated: SimulatedConfig::default(),
             control_groups: true,
+            provider: false,
             end_guests: false,
         }
     }
@@ -175,7 +179,10 @@ impl AgentConfig {
         let fail = |setting, given: String, bound: &str| {
             Err(ConfigError::Bound { setting, given, bound: bound.to_owned() })
         };
-        if self.cells.is_empty() {
+        if self.provider && !self.cells.is_empty() {
+            return fail("--cell", self.cells.join(","), "nothing for a provider");
+        }
+        if self.cells.is_empty() && !self.provider {
             return fail("--cell", "nothing".to_owned(), "at least one URL");
         }
         let heartbeat = self.heartbeat.as_millis();

@@ -4,7 +4,9 @@
 //! and `.../stop`, and as [`EndGuest`] in the query of `DELETE /v1/guests/{id}`, since bodies of
 //! DELETE get lost on the way. Every answer to a command is a [`HostOutcome`] whatever its status.
 
-use plimsoll_types::{Fence, HostCommand, HostOp, HostOutcome, PoolName, SandboxId, bounds};
+use plimsoll_types::{
+    Fence, HostCommand, HostId, HostOp, HostOutcome, PoolName, SandboxId, bounds,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -46,6 +48,47 @@ impl Body for RegisterHost {
         }
         self.address.as_ref().map_or(Ok(()), |address| check_address("address", address))
     }
+}
+
+/// Body of `POST /v1/admin/hosts`: a provider of an external pool, which serves the agent's guest
+/// API and is asked for its report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EnrolHost {
+    /// The name that it gets as a host.
+    #[schema(value_type = String)]
+    pub id: HostId,
+    /// Its pool, which has `external: true`.
+    #[schema(value_type = String)]
+    pub pool: PoolName,
+    /// The base URL of its guest API; `https://` unless it is on loopback, since the secret and
+    /// every guest's environment go there.
+    pub address: String,
+    /// What it is shown with each call. Never shown again.
+    pub secret: Secret,
+}
+
+impl Body for EnrolHost {
+    fn validate(&self) -> Result<(), FieldError> {
+        check_secret("secret", self.secret.expose())?;
+        check_address("address", &self.address)?;
+        if self.address.starts_with("https://") || is_loopback(&self.address) {
+            return Ok(());
+        }
+        let bound = "https://, or http:// and an address of loopback";
+        Err(FieldError::new("address", format_args!("{:?}", self.address), bound))
+    }
+}
+
+/// Whether a plain URL names this very machine.
+fn is_loopback(address: &str) -> bool {
+    let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = match authority.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
+    };
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Checks a secret without repeating it: it is to fit into a header.
@@ -219,5 +262,40 @@ pub struct GuestExec {
 impl Body for GuestExec {
     fn validate(&self) -> Result<(), FieldError> {
         check_exec(&self.command, self.timeout_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_providers_secret_crosses_no_network_in_the_clear() {
+        let body = |address: &str| EnrolHost {
+            id: "provider".parse().unwrap(),
+            pool: "outside".parse().unwrap(),
+            address: address.to_owned(),
+            secret: Secret::new("s"),
+        };
+        for address in [
+            "https://provider.example/base",
+            "http://127.0.0.1:7171",
+            "http://localhost:7171/",
+            "http://[::1]:7171",
+        ] {
+            assert!(body(address).validate().is_ok(), "{address}");
+        }
+        for address in [
+            "http://provider.example",
+            "http://10.0.0.1:7171",
+            "http://localhost.example",
+            "http://127.0.0.1.example:80",
+            "ftp://127.0.0.1",
+        ] {
+            let error = body(address).validate().unwrap_err();
+            assert_eq!(error.field, "address", "{address}");
+        }
+        let hidden = EnrolHost { secret: Secret::new(""), ..body("https://a") };
+        assert_eq!(hidden.validate().unwrap_err().field, "secret");
     }
 }

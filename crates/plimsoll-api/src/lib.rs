@@ -30,7 +30,9 @@ mod webhook;
 pub use admin::{
     DecisionQuery, DecisionView, HostStatus, HostView, ReplicaRole, Status, StatusCounts,
 };
-pub use agent::{EndGuest, GuestExec, RegisterAnswer, RegisterHost, check_command, outcome_status};
+pub use agent::{
+    EndGuest, EnrolHost, GuestExec, RegisterAnswer, RegisterHost, check_command, outcome_status,
+};
 pub use edit::Patch;
 pub use explain::{CheckLine, ExplainRequest, Explanation, HostLine, Verdict};
 pub use host::{Ended, Guest, Heartbeat, HeartbeatDefaults};

@@ -213,6 +213,7 @@ fn schemas() -> BTreeMap<String, RefOr<Schema>> {
     let found = all!(
         crate::CreateEndpoint,
         crate::CreateKey,
+        crate::EnrolHost,
         crate::CreateSandbox,
         crate::CreateTenant,
         crate::CommitReservation,

@@ -99,6 +99,8 @@ events! {
     HostSetAside = "host.set_aside",
     /// A host runs guests that it should not have.
     HostUnexpectedGuests = "host.unexpected_guests",
+    /// An operator has ended one of them.
+    HostUnexpectedGuestEnded = "host.unexpected_guest_ended",
     /// An operator has begun to empty a host.
     HostDraining = "host.draining",
     /// An operator has taken a host back in.

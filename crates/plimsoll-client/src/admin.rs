@@ -1,9 +1,9 @@
 //! What operators do.
 
 use plimsoll_api::{
-    CreateKey, CreateTenant, DecisionQuery, DecisionView, Envelope, HostView, Key, LimitsPatch,
-    ListQuery, NewKey, Page, Plan, PolicyView, Pool, PoolPatch, Status, Template, TemplatePatch,
-    Tenant, TenantPatch,
+    CreateKey, CreateTenant, DecisionQuery, DecisionView, EnrolHost, Envelope, HostView, Key,
+    LimitsPatch, ListQuery, NewKey, Page, Plan, PolicyView, Pool, PoolPatch, Status, Template,
+    TemplatePatch, Tenant, TenantPatch,
 };
 use plimsoll_types::{DecisionId, HostId, KeyId, PlanId, PoolName, TemplateName, TenantId};
 use reqwest::Method;
@@ -105,6 +105,24 @@ impl Client {
     /// As [`Self::create_key`].
     pub async fn delete_key(&self, id: KeyId) -> Result<(), Error> {
         self.call_for_nothing(Call::delete(format!("/v1/admin/keys/{id}"))).await
+    }
+
+    /// Says where a provider of an external pool is.
+    ///
+    /// # Errors
+    /// As [`Self::create_key`].
+    pub async fn enrol_host(&self, body: &EnrolHost) -> Result<HostView, Error> {
+        self.call(Call::post("/v1/admin/hosts").body(body)?).await
+    }
+
+    /// Ends a guest that a host has and should not have, by the name that its view gives.
+    ///
+    /// # Errors
+    /// As [`Self::create_key`].
+    pub async fn end_unexpected_guest(&self, host: &HostId, guest: &str) -> Result<(), Error> {
+        let guest: String = guest.chars().filter(|letter| !"/?#%".contains(*letter)).collect();
+        let path = format!("/v1/admin/hosts/{host}/guests/{guest}");
+        self.call_for_nothing(Call::delete(path)).await
     }
 
     /// A page of hosts as the cell sees them.

@@ -364,10 +364,42 @@ pub enum Admin {
     Undrain(HostId),
     /// Forgets a host that is dead and empty.
     DropHost(HostId),
+    /// Says where a provider of an external pool is.
+    PutProvider(EnrolProvider),
+    /// Ends a guest that a host has and should not have, by the name that the host gives it.
+    EndUnexpected {
+        /// Which host.
+        host: HostId,
+        /// The name, as the host's view lists it.
+        guest: String,
+    },
     /// Makes or replaces a webhook endpoint.
     PutEndpoint(EndpointRow),
     /// Removes one.
     DropEndpoint(EndpointId),
+}
+
+/// A provider of an external pool: it serves the agent's guest API and reports when asked.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EnrolProvider {
+    /// The name that it gets as a host.
+    pub id: HostId,
+    /// An external pool.
+    pub pool: PoolName,
+    /// The base URL of its guest API.
+    pub address: String,
+    /// What it is shown. Never shown to anybody else.
+    pub secret: String,
+}
+
+impl std::fmt::Debug for EnrolProvider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EnrolProvider")
+            .field("id", &self.id)
+            .field("pool", &self.pool)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A question.

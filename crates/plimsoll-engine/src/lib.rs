@@ -13,8 +13,8 @@ mod output;
 pub mod rows;
 
 pub use command::{
-    Admin, Caller, Command, CreateSandbox, Explain, ForkSandbox, Input, PatchSandbox, Read,
-    Reserve, ReserveBatch, ReserveItem, ReserveMode, SandboxFilter, Token,
+    Admin, Caller, Command, CreateSandbox, EnrolProvider, Explain, ForkSandbox, Input,
+    PatchSandbox, Read, Reserve, ReserveBatch, ReserveItem, ReserveMode, SandboxFilter, Token,
 };
 pub use config::{AbuseAct, EngineConfig};
 pub use engine::{Engine, RestoreError, Violation};

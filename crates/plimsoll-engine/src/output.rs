@@ -469,6 +469,8 @@ pub struct PoolView {
     pub ready: u64,
     /// Policy: version, mode, age.
     pub policy: (u64, PolicyMode, Option<Millis>),
+    /// What the provider of an external pool was seen to take, where it has refused more.
+    pub learned: Option<u64>,
     /// Largest measured over configured memory, in basis points, where anything is measured.
     pub resident_committed: Option<BasisPoints>,
 }
@@ -517,6 +519,8 @@ pub struct HostGauge {
     pub admittable_mib: Option<i64>,
     /// As reported, in basis points.
     pub pressure_bp: Option<u32>,
+    /// Guests that it should not have.
+    pub unexpected: u64,
 }
 
 impl Refusal {

@@ -20,6 +20,7 @@ pub mod fresh;
 pub mod host;
 pub mod invariant;
 pub mod ladder;
+pub mod learned;
 pub mod lifecycle;
 pub mod mode;
 pub mod period;

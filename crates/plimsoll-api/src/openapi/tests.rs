@@ -86,7 +86,9 @@ const CONTRACT: &[&str] = &[
 const ADDED: &[&str] = &[
     "GET /v1/reservations/{id}",
     "POST /v1/hosts/{host}/register",
+    "POST /v1/admin/hosts",
     "DELETE /v1/admin/hosts/{id}",
+    "DELETE /v1/admin/hosts/{id}/guests/{guest}",
     "POST /v1/guests/{id}/stop",
 ];
 

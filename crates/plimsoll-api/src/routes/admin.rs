@@ -242,6 +242,25 @@ pub(super) const ADMIN: &[Route] = &[
     )
     .query(PAGE),
     route(
+        Post,
+        "/v1/admin/hosts",
+        "enrol_host",
+        Operator,
+        Write,
+        "Say where a provider of an external pool is",
+        &[(201, One("HostView"))],
+    )
+    .body("EnrolHost"),
+    route(
+        Delete,
+        "/v1/admin/hosts/{id}/guests/{guest}",
+        "end_unexpected_guest",
+        Operator,
+        Write,
+        "End a guest that a host has and should not have; its next report tells whether it is gone",
+        &[(202, Nothing)],
+    ),
+    route(
         Get,
         "/v1/admin/hosts/{id}",
         "host",

@@ -45,6 +45,8 @@ fn hosts(registry: &mut Registry, hosts: &[HostGauge]) {
     let reservations = whole(registry, "reservations", "Reservations, by host and state");
     let admittable = whole(registry, "host_admittable_mib", "Memory that a host still accepts");
     let pressure = real(registry, "host_pressure", "Memory pressure as a share of time stalled");
+    let unexpected =
+        whole(registry, "host_unexpected_guests", "Guests that a host has and should not have");
     let ages = Real::<1>::default();
     registry.register_with_unit(
         "host_heartbeat_age",
@@ -55,6 +57,7 @@ fn hosts(registry: &mut Registry, hosts: &[HostGauge]) {
     for host in hosts {
         let name = one("host", host.host.as_str());
         reserved.get_or_create(&name).set(signed(host.reserved_mib.get()));
+        unexpected.get_or_create(&name).set(signed(host.unexpected));
         for (state, count) in [("reserved", host.reserved), ("committed", host.committed)] {
             let labels = [("host", host.host.to_string()), ("state", state.to_owned())];
             reservations.get_or_create(&labels).set(signed(count));
@@ -100,6 +103,9 @@ fn pools(registry: &mut Registry, pools: &[PoolView]) {
             ("limit", limit),
         ] {
             slots.get_or_create(&by("state", state)).set(value);
+        }
+        if let Some(learned) = pool.learned {
+            slots.get_or_create(&by("state", "learned")).set(learned as f64);
         }
         let own = one("pool", &name);
         overcommitted.get_or_create(&own).set(signed(pool.overcommitted));

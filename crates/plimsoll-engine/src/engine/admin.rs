@@ -54,6 +54,8 @@ impl Engine {
             Admin::Drain(host) => self.drain(now, &host, true, out),
             Admin::Undrain(host) => self.drain(now, &host, false, out),
             Admin::DropHost(host) => self.drop_host(&host, out),
+            Admin::PutProvider(provider) => self.put_provider(now, provider, out),
+            Admin::EndUnexpected { host, guest } => self.end_unexpected(now, &host, &guest, out),
             Admin::PutEndpoint(row) => {
                 out.changes.push(Change::Endpoint(row.clone()));
                 out.effects.push(Effect::Events);
@@ -247,13 +249,26 @@ impl Engine {
                     self.check_host(now, host, out);
                 }
                 self.rearm_pool(now, ix);
+                self.relearn(now, ix);
                 self.stir(ix);
             }
             None => {
                 self.insert_pool(row);
             }
         }
+        self.link_overflow();
         Ok(())
+    }
+
+    /// Notes for every pool which others overflow to it.
+    pub(super) fn link_overflow(&mut self) {
+        let numbers = self.pools.numbers();
+        for to in &numbers {
+            let name = self.pools[*to].row.name.clone();
+            let overflows = |from: &Ix| self.pools[*from].row.settings.overflow.contains(&name);
+            let from: Vec<Ix> = numbers.iter().copied().filter(overflows).collect();
+            self.pools[*to].overflown_by = from;
+        }
     }
 
     pub(super) fn insert_pool(&mut self, row: PoolRow) -> Ix {
@@ -272,6 +287,8 @@ impl Engine {
             pause_millis: PAUSE_MILLIS_FIRST,
             policy: (0, plimsoll_types::PolicyMode::Normal),
             preempted_at: None,
+            overflown_by: Vec::new(),
+            learned: None,
             sizes: std::collections::BTreeMap::new(),
         });
         self.pool_ix.insert(name, ix);
@@ -307,6 +324,7 @@ impl Engine {
         }
         self.pools.remove(ix);
         self.pool_ix.remove(name);
+        self.link_overflow();
         out.changes.push(Change::PoolGone(name.clone()));
         Ok(())
     }

@@ -112,7 +112,7 @@ impl Engine {
     fn slot_line(&self, pool: Ix) -> CheckLine {
         let state = &self.pools[pool];
         let name = &state.row.name;
-        match state.row.settings.limit {
+        match self.slot_limit(pool) {
             None => CheckLine {
                 check: "slots",
                 refuses: None,

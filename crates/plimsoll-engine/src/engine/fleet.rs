@@ -395,6 +395,7 @@ impl Engine {
         }
         self.relist(ix);
         self.arm_host(now, ix, silent_since, stale, dead);
+        self.poll(now, ix, out);
     }
 
     fn arm_host(&mut self, now: Timestamp, ix: Ix, heard: Timestamp, stale: Millis, dead: Millis) {

@@ -439,7 +439,7 @@ impl Engine {
             policy_version,
             policy_mode,
             counts: plimsoll_types::FilterCounts::default(),
-            slots: Some((state.held, state.row.settings.limit)),
+            slots: Some((state.held, self.slot_limit(asked.pool))),
             detail: None,
         }
     }

@@ -323,6 +323,12 @@ impl Engine {
         if !self.pools[pool].queue.is_empty() {
             self.stirred.insert(pool);
         }
+        for number in 0..self.pools[pool].overflown_by.len() {
+            let from = self.pools[pool].overflown_by[number];
+            if !self.pools[from].queue.is_empty() {
+                self.stirred.insert(from);
+            }
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! Lifecycle limits: what is due, and what it does.
 
 use plimsoll_policy::lifecycle::{Action, Facts, due, next_due, resolve};
-use plimsoll_types::{Lifecycle, SandboxStatus, Timestamp};
+use plimsoll_types::{Lifecycle, Millis, SandboxStatus, Timestamp};
 use serde_json::json;
 
 use super::Engine;
 use super::state::Ix;
 use crate::output::{Observation, Output};
+
+/// How long after a pause that failed a limit may ask for another: as long as the shortest limit.
+const PAUSE_AGAIN: Millis = Millis::from_seconds(60);
 
 impl Engine {
     fn limit_facts(&self, ix: Ix) -> (plimsoll_policy::lifecycle::Limits, Facts) {
@@ -32,7 +35,7 @@ impl Engine {
             status: row.status,
             created_at: row.created_at,
             running_since: row.started_at.unwrap_or(row.status_since),
-            last_active_at: row.last_active_at,
+            last_active_at: self.active_at(ix),
             at_rest_since: row.status_since.max(released),
             resume_requested: row.resume_requested_at.is_some() || barred,
             pause_failed_at: sandbox.pause_failed_at,
@@ -43,13 +46,24 @@ impl Engine {
     /// When this sandbox's next limit falls due.
     pub(super) fn next_limit(&self, now: Timestamp, ix: Ix) -> Option<Timestamp> {
         let (limits, facts) = self.limit_facts(ix);
-        next_due(&limits, &facts).map(|(at, _)| at.max(now))
+        next_due(&limits, &facts).map(|(at, action)| at.max(self.not_before(ix, action)).max(now))
+    }
+
+    /// Until when a limit that pauses leaves a guest alone whose pause has failed.
+    fn not_before(&self, ix: Ix, action: Action) -> Timestamp {
+        match self.sandboxes[ix].pause_failed_at {
+            Some(failed) if !action.deletes() => failed + PAUSE_AGAIN,
+            _ => Timestamp(0),
+        }
     }
 
     /// Does what is due.
     pub(super) fn enforce_limits(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
         let (limits, facts) = self.limit_facts(ix);
         let Some(action) = due(&limits, &facts, now) else { return };
+        if now < self.not_before(ix, action) {
+            return;
+        }
         if let Some(pool) = self.sandboxes[ix].pool.or(self.sandboxes[ix].home) {
             let name = self.pools[pool].row.name.clone();
             out.observations.push(Observation::Lifecycle(action.as_str(), name));

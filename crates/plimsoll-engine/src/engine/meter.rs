@@ -186,6 +186,14 @@ impl Engine {
         meter.map_or(Millis::ZERO, |meter| position.heard_at.since(meter.busy_at))
     }
 
+    /// When something last happened in a sandbox: a call into it, or its host has seen it use a
+    /// share of a core that a waiting shell does not.
+    pub(super) fn active_at(&self, ix: Ix) -> Timestamp {
+        let (_, meter) = self.meter_of(Claim::Sandbox(ix));
+        let busy = meter.map_or(Timestamp(0), |meter| meter.busy_at);
+        self.sandboxes[ix].row.last_active_at.max(busy)
+    }
+
     fn claim_facts(&self, claim: Claim) -> (ClaimId, Ix, Timestamp, Vcpus) {
         match claim {
             Claim::Sandbox(ix) => {

@@ -4,6 +4,7 @@ mod abuse;
 mod account;
 mod admin;
 mod explain;
+mod external;
 mod fleet;
 mod gate;
 mod hash;

@@ -24,6 +24,9 @@ impl Engine {
         probe: bool,
         out: &mut Output,
     ) {
+        if probe {
+            self.place_provider(&mut report);
+        }
         let Some(pool) = self.pool_ix.get(&report.pool).copied() else {
             Self::refuse(token, self.unknown_pool(&report.pool), out);
             return;

@@ -72,6 +72,7 @@ impl Engine {
             HostOutcome::Done => {
                 self.trusted(now, host, out);
                 self.now_running(now, ix, out);
+                self.learn_took(now, self.hosts[host].pool);
             }
             HostOutcome::Refused { code: RefusalCode::InvalidRequest, detail } => {
                 // What it asks for is nowhere: one tenant's bad command is no mark against a host
@@ -79,7 +80,13 @@ impl Engine {
                 self.rejected(now, ix, host, detail, out);
             }
             HostOutcome::Refused { code, detail } => {
-                self.distrust(now, host, out);
+                let pool = self.hosts[host].pool;
+                if self.teaches(pool, *code) {
+                    // A provider that is full is as good as before.
+                    self.learn_refused(now, pool);
+                } else {
+                    self.distrust(now, host, out);
+                }
                 self.refused_by_host(now, ix, host, *code, detail, out);
             }
             HostOutcome::Failed { detail } => {
@@ -346,8 +353,15 @@ impl Engine {
             HostOutcome::Done => {
                 self.trusted(now, host, out);
                 self.now_running(now, ix, out);
+                self.learn_took(now, self.hosts[host].pool);
             }
-            HostOutcome::Refused { detail, .. } => self.resume_refused(now, ix, host, detail, out),
+            HostOutcome::Refused { code, detail } => {
+                let pool = self.hosts[host].pool;
+                if self.teaches(pool, *code) {
+                    self.learn_refused(now, pool);
+                }
+                self.resume_refused(now, ix, host, detail, out);
+            }
             HostOutcome::Failed { detail } => {
                 self.distrust(now, host, out);
                 let why = format!("its resume failed: {detail}");

@@ -53,7 +53,7 @@ impl Engine {
     /// waiter is not free.
     pub(super) fn slots_free(&self, pool: Ix, place: Option<Place>) -> Option<u64> {
         let state = &self.pools[pool];
-        let limit = state.row.settings.limit?;
+        let limit = self.slot_limit(pool)?;
         // For a waiter only those count that stand before it.
         let before = |hold: &&Hold| hold.slot && place.is_none_or(|place| hold.place < place);
         let kept = state.holds.values().filter(before).count();
@@ -162,7 +162,7 @@ impl Engine {
         let mut full = None;
         for pool in pools {
             if full.is_none()
-                && let Some(limit) = self.pools[*pool].row.settings.limit
+                && let Some(limit) = self.slot_limit(*pool)
                 && self.slots_free(*pool, ask.place) == Some(0)
             {
                 full = Some((*pool, self.pools[*pool].held, limit));

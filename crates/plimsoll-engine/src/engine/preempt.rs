@@ -177,7 +177,7 @@ impl Engine {
             preemptible: row.preemptible,
             pause_frees: frees_slot(self.pause_kind(ix)),
             priority: row.priority,
-            last_active_at: row.last_active_at,
+            last_active_at: self.active_at(ix),
             running_since: row.started_at.unwrap_or(row.status_since),
             brought_in_at: row.brought_in_at,
             displaced_waiter: sandbox.displaced.contains(&waiter),
@@ -296,7 +296,7 @@ impl Engine {
         let Some((pool, place)) = self.sandboxes[ix].place else { return };
         let ttl = Millis::from_seconds(self.pools[pool].row.settings.hold_ttl_seconds);
         let host = self.sandboxes[ix].host.or(self.sandboxes[victim].host);
-        let slot = self.pools[pool].row.settings.limit.is_some();
+        let slot = self.slot_limit(pool).is_some();
         self.hold_for(pool, Hold { place, host, slot, until: now + ttl, aged: false });
         self.timers.insert((now + ttl, Timer::Queue(pool)));
     }

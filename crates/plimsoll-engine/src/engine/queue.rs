@@ -12,7 +12,7 @@ use super::Engine;
 use super::place::Miss;
 use super::state::{Hold, Ix, Parked, ParkedCall, Place, Timer, Waiter};
 use crate::command::{Command, Token};
-use crate::output::{Effect, Output, Refusal};
+use crate::output::{Output, Refusal};
 
 /// When a place in the queue was passed over, so many further ones are still tried: smaller work
 /// may pass, at a bounded cost for each release.
@@ -206,7 +206,7 @@ impl Engine {
     /// The host that is nearest to taking a waiter, and whether the waiter needs a slot: its own
     /// host for a resume, else the one with the most left among those that lack only memory.
     fn nearest(&self, pool: Ix, place: Place) -> (Option<Ix>, bool) {
-        let limited = self.pools[pool].row.settings.limit.is_some();
+        let limited = self.slot_limit(pool).is_some();
         match self.pools[pool].queue.get(&place) {
             Some(Waiter::Resume(ix)) => {
                 let sandbox = &self.sandboxes[*ix];
@@ -262,6 +262,7 @@ impl Engine {
             }
         }
         self.lapse_resumes(now, pool, out);
+        self.relearn(now, pool);
         self.stir(pool);
     }
 
@@ -361,24 +362,14 @@ impl Engine {
             return false;
         }
         let interval = self.config.probe_interval;
-        let timeout = self.config.probe_timeout;
-        let host = &mut self.hosts[ix];
+        let host = &self.hosts[ix];
         if host.asking {
             return true;
         }
         if host.asked_at.is_some_and(|at| now.since(at) < interval) {
             return false;
         }
-        let Some(address) = host.row.address.clone() else { return false };
-        host.asking = true;
-        host.asked_at = Some(now);
-        out.effects.push(Effect::ProbeHost {
-            host: host.row.id.clone(),
-            address,
-            secret: host.row.secret.clone(),
-            timeout,
-        });
-        true
+        self.ask(now, ix, out)
     }
 
     /// A fresh question brought no answer: the refusal's code stays as it was.

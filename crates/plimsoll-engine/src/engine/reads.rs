@@ -253,6 +253,7 @@ impl Engine {
             age: host.report.as_ref().map(|seen| now.since(seen.at)),
             admittable_mib: report.and_then(|report| report.memory_mib_admittable),
             pressure_bp: report.and_then(|report| report.pressure_bp),
+            unexpected: u64::try_from(host.unexpected.len()).unwrap_or(u64::MAX),
         }
     }
 
@@ -289,6 +290,7 @@ impl Engine {
             hosts: u64::try_from(pool.hosts.len()).unwrap_or(u64::MAX),
             ready: u64::try_from(ready).unwrap_or(u64::MAX),
             policy: (pool.policy.0, pool.policy.1, None),
+            learned: pool.learned.map(|learned| learned.limit),
             resident_committed: ratio.map(BasisPoints),
         }
     }

@@ -92,6 +92,7 @@ impl Engine {
             engine.insert_pool(row);
         }
         engine.seed(now, rows.tenants, out);
+        engine.link_overflow();
         engine.restore_states(now, rows.tenant_states, out);
         engine.relabel();
         for row in rows.hosts {

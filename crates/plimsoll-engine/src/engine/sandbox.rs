@@ -317,6 +317,7 @@ impl Engine {
         let ix = self.insert_draft(draft);
         self.created(now, ix, out);
         self.queue_create(now, pool, ix, out);
+        self.arm_sandbox(now, ix);
         self.write(ix, out);
         self.answer(token, ix, Some(decision), Disposition::Queued, out);
     }

@@ -145,6 +145,10 @@ pub(crate) struct Pool {
     pub(crate) policy: (u64, PolicyMode),
     /// When victims were last sought.
     pub(crate) preempted_at: Option<Timestamp>,
+    /// Pools that may overflow to it: what comes free here, their queues may take.
+    pub(crate) overflown_by: Vec<Ix>,
+    /// What the provider of an external pool was seen to take. Not kept: a restart learns anew.
+    pub(crate) learned: Option<plimsoll_policy::learned::Learned>,
     /// How many hosts have each size: the largest tells what never fits.
     pub(crate) sizes: BTreeMap<Mib, u32>,
 }

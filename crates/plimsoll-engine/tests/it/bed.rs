@@ -321,6 +321,32 @@ impl Bed {
         id
     }
 
+    /// A pool with what it holds.
+    pub(crate) fn pool_view(&mut self, name: &str) -> plimsoll_engine::PoolView {
+        match self.call(&operator(), Command::Read(Read::Pools)) {
+            Reply::Pools(views) => {
+                views.into_iter().find(|view| view.row.name == pool(name)).unwrap()
+            }
+            other => panic!("no pools: {other:?}"),
+        }
+    }
+
+    pub(crate) fn resume(&mut self, id: SandboxId) -> Reply {
+        let decision = self.decision();
+        self.call(&caller("default"), Command::Resume { id, decision })
+    }
+
+    pub(crate) fn status(&mut self, id: SandboxId) -> plimsoll_types::SandboxStatus {
+        self.show(id).row.status
+    }
+
+    /// Guests that the host reports as running, with nothing else new.
+    pub(crate) fn report_running(&mut self, ids: &[SandboxId]) {
+        self.heartbeat("h1", |report| {
+            report.guests = ids.iter().map(|id| guest(*id, GuestStatus::Running, 512)).collect();
+        });
+    }
+
     pub(crate) fn show(&mut self, id: SandboxId) -> SandboxView {
         sandbox(&self.call(&operator(), Command::Read(Read::Sandbox(id)))).clone()
     }

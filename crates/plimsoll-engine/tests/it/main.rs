@@ -3,8 +3,12 @@
 
 mod bed;
 mod events;
+mod external;
 mod kept;
+mod lifecycle;
+mod preemption;
 mod quota;
 mod reservations;
 mod sandboxes;
+mod slots;
 mod under_faults;

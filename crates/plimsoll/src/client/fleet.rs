@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use plimsoll_api::HostView;
-use plimsoll_types::HostId;
+use plimsoll_api::{EnrolHost, HostView};
+use plimsoll_types::{HostId, PoolName};
 
 use super::Rows;
-use crate::connect::{As, Connect, Patience};
+use crate::connect::{As, Connect, Patience, key_in};
 use crate::failure::Failure;
 use crate::show::{self, Table, opt, yes};
 
@@ -29,6 +29,40 @@ enum Action {
     Show(One),
     /// Forget a host that is dead and empty
     Rm(One),
+    /// Say where a provider of an external pool is; it is asked for its report from then on
+    Add(Add),
+    /// End a guest that a host has and should not have
+    EndGuest(EndGuest),
+}
+
+#[derive(Args, Clone, Debug)]
+struct Add {
+    /// The name that it gets as a host
+    #[arg(value_name = "HOST")]
+    host: HostId,
+    /// Its pool, which has external=true
+    #[arg(long, value_name = "POOL")]
+    pool: PoolName,
+    /// Base URL of its guest API; https unless it is on loopback
+    #[arg(long, value_name = "URL")]
+    address: String,
+    /// File with what it is shown with each call; of an agent, its agent.secret
+    #[arg(long, value_name = "FILE")]
+    secret_file: std::path::PathBuf,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Clone, Debug)]
+struct EndGuest {
+    /// The host
+    #[arg(value_name = "HOST")]
+    host: HostId,
+    /// The guest, as `plimsoll hosts show` names it
+    #[arg(value_name = "GUEST")]
+    guest: String,
+    #[command(flatten)]
+    connect: Connect,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -51,6 +85,21 @@ impl Hosts {
                 let client = one.connect.client(As::Operator, Patience::Answers)?;
                 client.delete_host(&one.host).await?;
                 show::say(&format!("host {} is forgotten", one.host));
+            }
+            Some(Action::Add(add)) => {
+                let body = EnrolHost {
+                    id: add.host,
+                    pool: add.pool,
+                    address: add.address,
+                    secret: key_in(&add.secret_file)?,
+                };
+                let client = add.connect.client(As::Operator, Patience::Answers)?;
+                print(&client.enrol_host(&body).await?)?;
+            }
+            Some(Action::EndGuest(end)) => {
+                let client = end.connect.client(As::Operator, Patience::Answers)?;
+                client.end_unexpected_guest(&end.host, &end.guest).await?;
+                show::say(&format!("{} is told to end {}", end.host, end.guest));
             }
             None => self.list().await?,
         }
@@ -76,6 +125,7 @@ impl Hosts {
             ">resident",
             ">configured",
             ">starts",
+            ">unexpected",
             "age",
         ]);
         for host in &page.items {
@@ -92,6 +142,7 @@ impl Hosts {
                 host.resident_mib.to_string(),
                 host.configured_mib.to_string(),
                 starts(host),
+                host.unexpected_guests.len().to_string(),
                 opt(host.age_millis.map(show::length)),
             ]);
         }

@@ -217,7 +217,7 @@ pub(crate) struct AgentCommand {
     #[arg(
         long,
         value_name = "URL,..",
-        required = true,
+        required_unless_present = "provider",
         value_delimiter = ',',
         help_heading = "Cell"
     )]
@@ -225,6 +225,10 @@ pub(crate) struct AgentCommand {
     /// File with the host's key; the variable PLIMSOLL_KEY may hold the key itself
     #[arg(long, value_name = "FILE", help_heading = "Cell")]
     key_file: Option<PathBuf>,
+    /// Be a provider of other cells' external pools: no cell of its own, and whoever shows
+    /// DATA/agent.secret is obeyed; one cell at a time
+    #[arg(long, help_heading = "Cell", conflicts_with_all = ["cell", "key_file"])]
+    provider: bool,
     /// File with the only certificate authorities to trust for the cell, in PEM [default: the
     /// system's]
     #[arg(long, value_name = "FILE", help_heading = "Cell")]
@@ -254,6 +258,7 @@ impl AgentCommand {
     pub(crate) async fn run(self) -> Result<ExitCode, Failure> {
         let key = match (&self.key_file, std::env::var(KEY_VARIABLE)) {
             (Some(path), _) => key_in(path)?,
+            _ if self.provider => Secret::new(""),
             (None, Ok(key)) if !key.trim().is_empty() => Secret::new(key.trim()),
             (None, _) => {
                 return Err(Failure::usage("--key-file is missing")
@@ -273,6 +278,7 @@ impl AgentCommand {
         let mut config = self.flags.config(place);
         config.address = self.address;
         config.insecure = self.insecure;
+        config.provider = self.provider;
         if let Some(path) = &self.ca_file {
             config.ca_pem = Some(read(path, "certificates")?.into_bytes());
         }
@@ -284,10 +290,11 @@ impl AgentCommand {
         std::fs::write(&path, format!("{}\n", agent.address))
             .map_err(|error| Failure::refused(format!("{} : {error}", path.display())))?;
         let words: Vec<&str> = drivers.iter().map(|driver| driver.as_str()).collect();
+        let served =
+            if self.provider { "whoever has its secret".to_owned() } else { self.cell.join(", ") };
         show::out(&format!(
-            "agent {name} at {} for {} with {}\n",
+            "agent {name} at {} for {served} with {}\n",
             agent.address,
-            self.cell.join(", "),
             words.join(", ")
         ))?;
         ended(agent).await?;

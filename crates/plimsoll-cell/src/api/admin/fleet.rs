@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
+use axum::response::IntoResponse;
 use plimsoll_api as api;
-use plimsoll_engine::{Admin, Caller, Command, HostView, Read, Reply};
+use plimsoll_engine::{Admin, Caller, Command, EnrolProvider, HostView, Read, Reply};
 use plimsoll_types::{HostId, RefusalCode};
 
 use super::change;
@@ -14,7 +15,7 @@ use crate::app::App;
 use crate::clock::wall;
 use crate::config::StoreUrl;
 use crate::core::Standing;
-use crate::http::{Answered, Operator, Query, Reject, json, no_content, page};
+use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read};
 use crate::map;
 
 const HOST: &str = "host";
@@ -54,6 +55,35 @@ pub(super) async fn host(
 ) -> Answered {
     let view = find_host(&app, operator.caller, &named(&id, HOST)?).await?;
     Ok(json(StatusCode::OK, &map::host(view)))
+}
+
+/// Says where a provider of an external pool is; said again, it takes the place of what was said.
+pub(super) async fn enrol(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    request: Request,
+) -> Answered {
+    let body: api::EnrolHost = read(&app, request).await?;
+    let provider = EnrolProvider {
+        id: body.id.clone(),
+        pool: body.pool,
+        address: body.address,
+        secret: body.secret.expose().to_owned(),
+    };
+    change(&app, operator.caller.clone(), Admin::PutProvider(provider)).await?;
+    let view = find_host(&app, operator.caller, &body.id).await?;
+    Ok(json(StatusCode::CREATED, &map::host(view)))
+}
+
+/// Ends a guest that a host has and should not have.
+pub(super) async fn end_guest(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Path((host, guest)): Path<(String, String)>,
+) -> Answered {
+    let admin = Admin::EndUnexpected { host: named(&host, HOST)?, guest };
+    change(&app, operator.caller, admin).await?;
+    Ok(StatusCode::ACCEPTED.into_response())
 }
 
 pub(super) async fn drop_host(

@@ -13,7 +13,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse as _;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use plimsoll_engine::{Admin, Caller, Command};
 use plimsoll_types::{KeyId, RefusalCode};
 use serde::Serialize;
@@ -49,8 +49,9 @@ pub(super) fn router() -> Router<Arc<App>> {
             "/v1/admin/templates/{name}",
             get(pools::template).patch(pools::patch_template).delete(pools::drop_template),
         )
-        .route("/v1/admin/hosts", get(fleet::hosts))
+        .route("/v1/admin/hosts", get(fleet::hosts).post(fleet::enrol))
         .route("/v1/admin/hosts/{id}", get(fleet::host).delete(fleet::drop_host))
+        .route("/v1/admin/hosts/{id}/guests/{guest}", delete(fleet::end_guest))
         .route("/v1/admin/hosts/{id}/drain", post(fleet::drain))
         .route("/v1/admin/hosts/{id}/undrain", post(fleet::undrain))
         .route("/v1/admin/status", get(fleet::status))
