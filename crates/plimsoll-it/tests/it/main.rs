@@ -12,6 +12,7 @@ mod commands;
 mod crash;
 mod demo;
 mod edges;
+mod external;
 mod first_steps;
 mod help;
 mod input;
