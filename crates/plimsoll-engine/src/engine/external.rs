@@ -6,7 +6,9 @@
 //! and what to show it, and the cell asks it for its report. Everything else is as with any host.
 
 use plimsoll_policy::learned::Learned;
-use plimsoll_types::{HostId, HostOp, HostReport, Millis, RefusalCode, SandboxId, Timestamp};
+use plimsoll_types::{
+    HostCommand, HostId, HostOp, HostOutcome, HostReport, Millis, RefusalCode, SandboxId, Timestamp,
+};
 use serde_json::json;
 
 use super::Engine;
@@ -187,5 +189,25 @@ impl Engine {
         let data = json!({ "host": host, "guest": guest });
         self.event(now, "host.unexpected_guest_ended", None, data, out);
         Ok(())
+    }
+
+    /// The end of a guest without a record came under a number below those that its host has seen,
+    /// as after a store that was put back from a copy: once more, under a number above them.
+    pub(super) fn end_stranger_again(
+        &mut self,
+        now: Timestamp,
+        host: Ix,
+        command: &HostCommand,
+        outcome: &HostOutcome,
+        out: &mut Output,
+    ) {
+        let HostOutcome::Fenced { highest } = outcome else { return };
+        let was_too_low = command.fence.number <= highest.number
+            && highest.epoch <= self.epoch
+            && self.hosts[host].next_number >= highest.number;
+        if was_too_low && matches!(command.op, HostOp::End { .. }) {
+            let timeout = self.config.terminate_timeout;
+            self.send(now, host, command.op.clone(), timeout, Millis::ZERO, out);
+        }
     }
 }

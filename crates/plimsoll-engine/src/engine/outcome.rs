@@ -41,7 +41,9 @@ impl Engine {
                 *next = (*next).max(highest.number);
             }
         }
-        let Some(ix) = self.sandbox_ix.get(&command.op.guest()).copied() else { return };
+        let Some(ix) = self.sandbox_ix.get(&command.op.guest()).copied() else {
+            return self.end_stranger_again(now, host, command, outcome, out);
+        };
         // A later command about this guest has taken this one's place, or the end of a stray
         // attempt was answered: neither says anything about the record.
         if self.sandboxes[ix].row.fence != command.fence {

@@ -233,8 +233,12 @@ fn an_unexpected_guest_is_named_and_can_be_ended() {
     };
     assert_eq!(refusal(&end(&mut bed, "other")).code, RefusalCode::NotFound);
     assert!(matches!(end(&mut bed, &name), Reply::Done));
-    let sent = bed.answer(HostOutcome::Done);
+    // The number was too low for its host: once more above it, and not for ever.
+    let highest = plimsoll_types::Fence { epoch: 1, number: 900 };
+    bed.answer(HostOutcome::Fenced { highest });
+    let sent = bed.answer(HostOutcome::Fenced { highest });
     assert!(matches!(sent.op, HostOp::End { id, attempt: 3 } if id == stranger), "{sent:?}");
+    assert!(sent.fence.number > 900 && bed.sent.is_empty());
     bed.heartbeat("h1", |_| {});
     assert_eq!(refusal(&end(&mut bed, &name)).code, RefusalCode::NotFound);
     // A guest of the cell's own is none.
