@@ -62,6 +62,7 @@ fn say(bed: &mut Bed, sequence: u64, change: impl FnOnce(&mut HostReport)) {
         pressure_bp: None,
         reservations: Vec::new(),
         guests: Vec::new(),
+        ended: Vec::new(),
         foreign_guests: Vec::new(),
         complete: true,
     };
