@@ -108,12 +108,15 @@ pub fn parse<T: Body>(bytes: &[u8]) -> Result<T, FieldError> {
     Ok(body)
 }
 
-/// Reads and checks a body that may be left out altogether.
+/// Reads and checks a body that may be left out altogether; `null` is what some clients send then.
 ///
 /// # Errors
 /// As [`parse`].
 pub fn parse_or_default<T: Body + Default>(bytes: &[u8]) -> Result<T, FieldError> {
-    if bytes.iter().all(u8::is_ascii_whitespace) { Ok(T::default()) } else { parse(bytes) }
+    match bytes.trim_ascii() {
+        b"" | b"null" => Ok(T::default()),
+        _ => parse(bytes),
+    }
 }
 
 /// Turns serde's error into one that names the field.

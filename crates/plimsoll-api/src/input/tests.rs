@@ -153,6 +153,8 @@ fn what_is_no_json_is_told_apart() {
 #[test]
 fn bodies_may_be_left_out_where_all_is_optional() {
     assert_eq!(parse_or_default(b" \n"), Ok(crate::CommitReservation::default()));
+    assert_eq!(parse_or_default(b" null\n"), Ok(crate::CommitReservation::default()));
+    assert!(crate::parse::<crate::CommitReservation>(b"null").is_err());
     assert!(parse_or_default::<crate::CommitReservation>(b"{\"cgroup\": 1}").is_err());
 }
 
