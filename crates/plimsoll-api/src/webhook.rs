@@ -136,6 +136,7 @@ impl EventType {
             Self::HostEnrolled
                 | Self::HostSetAside
                 | Self::HostUnexpectedGuests
+                | Self::HostUnexpectedGuestEnded
                 | Self::HostDraining
                 | Self::HostUndrained
                 | Self::HostReturned

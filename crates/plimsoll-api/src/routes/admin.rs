@@ -247,8 +247,8 @@ pub(super) const ADMIN: &[Route] = &[
         "enrol_host",
         Operator,
         Write,
-        "Say where a provider of an external pool is",
-        &[(201, One("HostView"))],
+        "Say where a provider of an external pool is, or say it anew",
+        &[(200, One("HostView"))],
     )
     .body("EnrolHost"),
     route(

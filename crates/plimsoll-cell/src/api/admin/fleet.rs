@@ -72,7 +72,7 @@ pub(super) async fn enrol(
     };
     change(&app, operator.caller.clone(), Admin::PutProvider(provider)).await?;
     let view = find_host(&app, operator.caller, &body.id).await?;
-    Ok(json(StatusCode::CREATED, &map::host(view)))
+    Ok(json(StatusCode::OK, &map::host(view)))
 }
 
 /// Ends a guest that a host has and should not have.
