@@ -122,6 +122,9 @@ pub(crate) struct Guest {
     pub(crate) early_exit: Option<Option<i32>>,
     /// The host's revision at the last call that began or came out.
     pub(crate) touched: u64,
+    /// Whether a call about it broke off and nobody could tell how it stands: it is looked at
+    /// until somebody can, whatever it is taken for meanwhile.
+    pub(crate) unsure: bool,
     /// Whether the last pause of it failed.
     pub(crate) pause_failed: bool,
     /// While it is being ended: every attempt up to this one.
@@ -151,6 +154,7 @@ impl Guest {
             stopped: false,
             early_exit: None,
             touched: 0,
+            unsure: false,
             pause_failed: false,
             ending_through: 0,
             retry_at: None,

@@ -139,9 +139,11 @@ impl Host {
         self.guests.values().map(|guest| &*guest.spec)
     }
 
-    /// Guests with a process, and so with something to measure.
+    /// Guests with a process, and so with something to measure, and those of which it is not known
+    /// whether they have one.
     pub fn measurable(&self) -> impl Iterator<Item = &GuestSpec> {
-        self.guests.values().filter(|guest| guest.phase.holds_memory()).map(|guest| &*guest.spec)
+        let looked_at = |guest: &&Guest| guest.phase.holds_memory() || guest.unsure;
+        self.guests.values().filter(looked_at).map(|guest| &*guest.spec)
     }
 
     /// Committed reservations, for whoever measures their control groups.
@@ -223,6 +225,7 @@ impl Host {
         let call = self.number_call(id, attempt);
         if let Some(guest) = self.guests.get_mut(&id) {
             guest.early_exit = None;
+            guest.unsure = false;
             guest.touched = self.revision;
             if let Some(overtaken) = guest.call.replace(call) {
                 self.calls.remove(&overtaken);
@@ -361,6 +364,7 @@ impl Host {
     ) {
         let Some(guest) = self.guests.get_mut(&id) else { return };
         let phase = guest.phase;
+        guest.unsure = matches!(result, DriverResult::Unknown { found: None, .. });
         let (state, outcome) = match result {
             DriverResult::Done => (None, HostOutcome::Done),
             DriverResult::Failed { detail } | DriverResult::Rejected { detail } => {
@@ -449,11 +453,12 @@ impl Host {
         as_of: u64,
         out: &mut Vec<HostEffect>,
     ) {
-        let Some(guest) = self.guests.get(&id) else { return };
+        let Some(guest) = self.guests.get_mut(&id) else { return };
         let outdated = guest.call.is_some() || guest.touched > as_of;
         if outdated || guest.spec.attempt != attempt {
             return;
         }
+        guest.unsure = false;
         match guest.settled() {
             // How it ended is known from the first word about it.
             None | Some(FoundState::Exited { .. }) => {}

@@ -290,6 +290,27 @@ fn starts_are_bounded() {
 }
 
 #[test]
+fn a_guest_that_nobody_could_tell_about_is_looked_at_until_somebody_can() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    rig.send(pause(1, PauseKind::Checkpoint));
+    rig.done(DriverResult::Done);
+    assert_eq!(rig.host.measurable().count(), 0, "it has left the memory");
+    rig.send(resume(1));
+    rig.done(DriverResult::Unknown { detail: "it took too long".to_owned(), found: None });
+    // It is taken for what it was, and looked at all the same.
+    assert_eq!(rig.host.running(SandboxId(1)), None);
+    assert_eq!(rig.host.measurable().count(), 1);
+    let as_of = rig.host.revision();
+    let state = FoundState::Running;
+    rig.input(HostInput::Observed { id: SandboxId(1), attempt: 1, state, as_of });
+    assert_eq!(rig.host.running(SandboxId(1)), Some(1));
+    rig.send(pause(1, PauseKind::Checkpoint));
+    rig.done(DriverResult::Done);
+    assert_eq!(rig.host.measurable().count(), 0);
+}
+
+#[test]
 fn nothing_is_done_before_the_guests_are_found() {
     let mut rig = Rig::bare(plimsoll_host::Host::new(config()));
     let fence = Fence { epoch: 1, number: 1 };

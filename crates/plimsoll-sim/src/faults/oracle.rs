@@ -262,6 +262,22 @@ impl Oracle {
             Change::SandboxGone(id) if self.acknowledged.contains(&ClaimId::Sandbox(*id)) => {
                 self.break_("I6", format!("{id} was acknowledged and is forgotten"));
             }
+            Change::Reservation(row)
+                if row.state != ReservationState::Reserved
+                    && !self.rows.reservations.contains_key(&row.id) =>
+            {
+                let detail = format!("{} is {} and never was told", row.id, row.state.as_str());
+                self.break_("I5", detail);
+            }
+            Change::Reservation(row) if !self.rows.reservations.contains_key(&row.id) => {
+                let twin = self.rows.reservations.values().find(|other| {
+                    other.state.holds() && other.tenant == row.tenant && other.key == row.key
+                });
+                if let Some(twin) = twin {
+                    let detail = format!("the key {} has made {} and {}", row.key, twin.id, row.id);
+                    self.break_("I6", detail);
+                }
+            }
             Change::Event(row) if self.rows.last_event.is_some_and(|last| row.id <= last) => {
                 self.break_("I11", format!("{} does not come after the last event", row.id));
             }
