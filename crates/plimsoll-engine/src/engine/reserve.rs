@@ -193,16 +193,38 @@ impl Engine {
         waiting: &WaitingReserve,
         out: &mut Output,
     ) -> bool {
+        if self.answer_bound(waiting, out) {
+            return true;
+        }
         let asked = self.waiting_asked(pool, waiting);
         let pools = self.eligible(pool, true);
         let Ok(found) = self.find(&pools, &item_ask(&waiting.item, Some(place))) else {
             return false;
         };
-        let tenant = self.tenant_id(waiting.tenant);
-        let print = fingerprint(tenant.as_str(), Route::Reserve, &waiting.item.key);
+        let print = self.waiting_print(waiting);
         let ix = self.hold(now, waiting.tenant, &waiting.item, print, found, waiting.decision);
         self.admitted(now, ix, &asked, out);
         self.answer_reservation(waiting.token, ix, Disposition::Created, out);
+        true
+    }
+
+    fn waiting_print(&self, waiting: &WaitingReserve) -> u128 {
+        let tenant = self.tenant_id(waiting.tenant);
+        fingerprint(tenant.as_str(), Route::Reserve, &waiting.item.key)
+    }
+
+    /// Another try under the same key may have come through while this one waited: then it gets
+    /// that one's reservation, and never a second. `true` when it is answered.
+    fn answer_bound(&mut self, waiting: &WaitingReserve, out: &mut Output) -> bool {
+        let (print, item) = (self.waiting_print(waiting), &waiting.item);
+        match self.bound(print, waiting.tenant, &item.key, item.body_hash) {
+            Bound::Free => return false,
+            Bound::Same(Claim::Reservation(ix)) => {
+                self.answer_reservation(waiting.token, ix, Disposition::Replayed, out);
+            }
+            _ => Self::refuse(waiting.token, conflict(&item.key), out),
+        }
+        self.unspend(waiting.tenant, Operation::Create);
         true
     }
 
@@ -214,6 +236,9 @@ impl Engine {
         waiting: &WaitingReserve,
         out: &mut Output,
     ) {
+        if self.answer_bound(waiting, out) {
+            return;
+        }
         let asked = self.waiting_asked(pool, waiting);
         let pools = self.eligible(pool, true);
         let ask = item_ask(&waiting.item, None);

@@ -76,6 +76,24 @@ fn a_reservation_that_heads_the_queue_keeps_what_is_held_for_it() {
 }
 
 #[test]
+fn two_waits_under_one_key_get_one_reservation() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(0));
+    let item = bed.item(512);
+    let wait = |bed: &mut Bed| {
+        let command = bed.reserve(item.clone(), ReserveMode::Wait { seconds: 300 });
+        bed.send(&caller("default"), command)
+    };
+    let tokens = [wait(&mut bed), wait(&mut bed)];
+    bed.heartbeat("h1", |report| report.memory_mib_admittable = Some(4096));
+    let made = tokens.map(|token| match bed.reply(token) {
+        Some(Reply::Reservation { row, .. }) => row.id,
+        other => panic!("no reservation: {other:?}"),
+    });
+    assert_eq!(made[0], made[1]);
+}
+
+#[test]
 fn one_victim_for_each_waiter_whoever_comes_in_between() {
     let mut bed = Bed::new();
     small_pool(&mut bed, 3);

@@ -138,7 +138,7 @@ impl World {
                 .iter()
                 .any(|(_, reply)| matches!(reply, Reply::Heartbeat(answer) if answer.accepted));
             if taken {
-                self.oracle.reported(&report);
+                self.oracle.reported(now, &report);
                 self.cell.reports.insert(report.host.clone(), report);
             }
         }
@@ -636,7 +636,7 @@ impl World {
         let now = self.cell_now();
         let mut out = Output::default();
         let rows = self.table.rows();
-        self.oracle.restarted(&self.table);
+        self.oracle.restarted(now, &self.table);
         let config = self.cell.config.clone();
         match Engine::restore(config, self.cell.epoch, rows, now, &mut out) {
             Ok(engine) => self.cell.engine = Some(engine),

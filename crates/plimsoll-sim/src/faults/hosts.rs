@@ -1,7 +1,7 @@
 //! What happens at hosts.
 
-use plimsoll_host::{HostEffect, HostEvent, HostInput, JournalEntry};
-use plimsoll_types::{HostOp, Millis, SandboxId};
+use plimsoll_host::{Act, HostEffect, HostEvent, HostInput, JournalEntry};
+use plimsoll_types::{HostOp, Millis, PauseKind, SandboxId};
 
 use super::event::{AtNode, Event};
 use super::machine::Body;
@@ -200,6 +200,12 @@ impl World {
                     && *fence != plimsoll_types::Fence::default()
                 {
                     self.oracle.started(node, self.now, *fence, guest);
+                }
+                if let JournalEntry::Act { fence: Some(fence), id, act, .. } = &entry
+                    && *act == (Act::Resume { from: PauseKind::Checkpoint })
+                    && let Some(guest) = node.host.as_ref().and_then(|host| host.spec(*id)).cloned()
+                {
+                    self.oracle.started(node, self.now, *fence, &guest);
                 }
                 node.write(entry);
             }

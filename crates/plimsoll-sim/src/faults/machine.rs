@@ -371,6 +371,11 @@ impl Machine {
         self.guests.get(&(id, attempt)).map_or(FoundState::Gone, |actual| actual.body.found())
     }
 
+    pub(super) fn is_checkpointing(&self) -> bool {
+        let pause = DriverOp::Pause { kind: PauseKind::Checkpoint };
+        self.flights.values().any(|flight| flight.op == pause)
+    }
+
     pub(super) fn is_busy(&self, id: SandboxId) -> bool {
         self.flights.values().any(|flight| flight.id == id)
     }

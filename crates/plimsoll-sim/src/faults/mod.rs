@@ -36,8 +36,9 @@ use serde::Serialize;
 
 use event::Event;
 
-/// When every run begins.
-const BEGIN: Timestamp = Timestamp(1_800_000_000_000);
+/// When every run begins: four minutes before a month does (2027-02-01 in UTC), so that a billing
+/// period ends in the middle of it.
+const BEGIN: Timestamp = Timestamp(1_801_440_000_000 - 240_000);
 
 /// How long a mended world has until records and fleet must agree: longer than the longest pause
 /// with its repeats, and than the time after which a silent host is given up.

@@ -86,6 +86,9 @@ pub(super) struct Oracle {
     decisions: BTreeSet<DecisionId>,
     /// Commands about each guest in the minute that began then.
     commands: BTreeMap<SandboxId, (Timestamp, u32)>,
+    /// When each host was last heard of, by the cell's clock, and when the cell took the lead.
+    heard: BTreeMap<HostId, Timestamp>,
+    led_at: Timestamp,
     /// When each host was last asked afresh.
     asked: BTreeMap<HostId, Timestamp>,
 }
@@ -99,7 +102,9 @@ impl Oracle {
 
     /// The engine is made anew from the store: what was not durable is forgotten, what was
     /// acknowledged must be there.
-    pub(super) fn restarted(&mut self, table: &Table) {
+    pub(super) fn restarted(&mut self, now: Timestamp, table: &Table) {
+        self.heard.clear();
+        self.led_at = now;
         self.rows = table.clone();
         self.known.clear();
         self.asked.clear();
@@ -158,7 +163,8 @@ impl Oracle {
     }
 
     /// The cell has taken this report.
-    pub(super) fn reported(&mut self, report: &HostReport) {
+    pub(super) fn reported(&mut self, now: Timestamp, report: &HostReport) {
+        self.heard.insert(report.host.clone(), now);
         let mut listed: BTreeSet<ReservationId> = report.reservations.iter().copied().collect();
         listed.extend(report.guests.iter().filter_map(|guest| match guest.id {
             ClaimId::Reservation(id) => Some(id),
@@ -212,6 +218,7 @@ impl Oracle {
                 begun.number = begun.number.max(command.fence.number);
             }
         }
+        self.refusals_are_fresh(now, out);
         for (_, reply) in &out.replies {
             if let Reply::Refused(refusal) = reply
                 && refusal.code.is_capacity()
@@ -236,6 +243,49 @@ impl Oracle {
             if let plimsoll_engine::Observation::Violation(id) = observation {
                 self.break_(id, "the engine has seen it itself".to_owned());
             }
+        }
+    }
+
+    /// I8, host by host: each host of the request's own pool that has been silent for too long, or
+    /// since the cell took the lead, was asked a moment ago before anybody was refused for want of
+    /// room.
+    fn refusals_are_fresh(&mut self, now: Timestamp, out: &Output) {
+        let unprobed = out
+            .replies
+            .iter()
+            .any(|(_, reply)| matches!(reply, Reply::Refused(refusal) if refusal.unprobed));
+        let decided = out.changes.iter().find_map(|change| match change {
+            Change::Decision(row) if row.object.is_none() && row.verb == Verb::Create => Some(row),
+            _ => None,
+        });
+        let Some(row) = decided.filter(|_| !unprobed) else { return };
+        let refused = row.code.is_some_and(|code| {
+            code.is_capacity() && code != RefusalCode::Degraded && code != RefusalCode::Overloaded
+        });
+        let Some(pool) = row.pool.as_ref().filter(|_| refused) else { return };
+        let Some(settings) = self.rows.pools.get(pool).map(|row| &row.settings) else { return };
+        // Where every slot is held, or kept for a waiter, no host's word would change anything.
+        if settings.limit.is_some() {
+            return;
+        }
+        let (stale, dead) = (
+            Millis::from_seconds(settings.stale_seconds),
+            Millis::from_seconds(settings.dead_seconds),
+        );
+        let silent = self.rows.hosts.values().find(|host| {
+            let age = now.since(self.heard.get(&host.id).copied().unwrap_or(self.led_at));
+            let never = !self.heard.contains_key(&host.id);
+            let asked = self.asked.get(&host.id);
+            host.pool == *pool
+                && !host.draining
+                && host.address.is_some()
+                && (never || age > stale)
+                && age <= dead
+                && asked.is_none_or(|at| now.since(*at) > Millis(2_200))
+        });
+        if let Some(host) = silent {
+            let detail = format!("{} refused while {} was silent and not asked", row.id, host.id);
+            self.break_("I8", detail);
         }
     }
 

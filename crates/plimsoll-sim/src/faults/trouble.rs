@@ -2,7 +2,7 @@
 
 use plimsoll_engine::rows::Limit;
 use plimsoll_engine::{Admin, Command};
-use plimsoll_types::{Millis, PoolName, Timestamp};
+use plimsoll_types::{Millis, PauseKind, PoolName, PreemptionMode, Timestamp};
 
 use super::event::Event;
 use super::machine::{Body, Mood};
@@ -18,6 +18,8 @@ pub(super) enum Trouble {
     Cut(usize),
     Mend(usize),
     KillAgent(usize, Millis),
+    /// Some agent is killed in the middle of a checkpoint.
+    KillMidPause(Millis),
     PowerOff(usize),
     PowerOn(usize),
     Mood(usize, Mood),
@@ -26,13 +28,22 @@ pub(super) enum Trouble {
     Unhang(usize),
     Clock(usize, i64),
     Lie(usize, Lie),
-    Store { fails: u64, crashes: u64, slow: u64 },
+    Store {
+        fails: u64,
+        crashes: u64,
+        slow: u64,
+    },
     StoreCalm,
     Crash(Millis),
-    Freeze { takeover: Millis, thaw: Millis },
+    Freeze {
+        takeover: Millis,
+        thaw: Millis,
+    },
     Wake(usize),
     Exits(usize),
     PoolLimit,
+    /// Another rule of preemption, and another kind of pause, for the pool that checkpoints.
+    PoolRules,
     PlanLimit,
     Drain(usize),
     Undrain(usize),
@@ -63,7 +74,7 @@ fn episode(rng: &mut Rng, at: Timestamp, node: usize, all: &mut Vec<(Timestamp, 
         all.push((at, begin));
         all.push((at + Millis(rng.between(low, high)), end));
     };
-    match rng.below(26) {
+    match rng.below(29) {
         0 | 1 => {
             let mood = NetMood {
                 lost: rng.between(0, 300),
@@ -134,6 +145,11 @@ fn episode(rng: &mut Rng, at: Timestamp, node: usize, all: &mut Vec<(Timestamp, 
         22 => all.push((at, Trouble::Exits(node))),
         23 => all.push((at, Trouble::PoolLimit)),
         24 => all.push((at, Trouble::PlanLimit)),
+        25 => all.push((at, Trouble::PoolRules)),
+        26 | 27 => {
+            let down = Millis(rng.between(500, 40_000));
+            all.push((at, Trouble::KillMidPause(down)));
+        }
         _ => lasting(rng, Trouble::Drain(node), Trouble::Undrain(node), 5_000, 60_000),
     }
 }
@@ -145,6 +161,12 @@ impl World {
             Trouble::Cut(at) => self.nodes[at].cut = true,
             Trouble::Mend(at) => self.nodes[at].cut = false,
             Trouble::KillAgent(at, down) => self.kill_agent(at, down),
+            Trouble::KillMidPause(down) => {
+                let at = self.nodes.iter().position(|node| node.machine.is_checkpointing());
+                if let Some(at) = at {
+                    self.kill_agent(at, down);
+                }
+            }
             Trouble::PowerOff(at) => self.cut_power(at),
             Trouble::PowerOn(at) => self.power_up(at),
             Trouble::Mood(at, mood) => self.nodes[at].machine.mood = mood,
@@ -172,6 +194,7 @@ impl World {
                 let limit = self.rng.trouble.chance(800).then(|| self.rng.trouble.between(1, 12));
                 self.put_limit(name, limit);
             }
+            Trouble::PoolRules => self.put_rules(),
             Trouble::PlanLimit => {
                 let limit = self.rng.trouble.between(1, 10);
                 self.put_plan(Some(limit));
@@ -228,6 +251,18 @@ impl World {
         let name = PoolName::new(pool).expect("a valid name");
         let Some(mut row) = self.oracle.rows.pools.get(&name).cloned() else { return };
         row.settings.limit = limit;
+        self.operate(Command::Admin(Box::new(Admin::PutPool(row))));
+    }
+
+    fn put_rules(&mut self) {
+        let name = PoolName::new(VM).expect("a valid name");
+        let Some(mut row) = self.oracle.rows.pools.get(&name).cloned() else { return };
+        let rng = &mut self.rng.trouble;
+        let modes = [PreemptionMode::Off, PreemptionMode::Idle, PreemptionMode::Lru];
+        row.settings.preemption.mode = rng.pick(&modes).copied().unwrap_or(PreemptionMode::Off);
+        row.settings.pause =
+            if rng.chance(500) { PauseKind::Checkpoint } else { PauseKind::Driver };
+        row.settings.queue_hold_seconds = rng.between(5, 60);
         self.operate(Command::Admin(Box::new(Admin::PutPool(row))));
     }
 
