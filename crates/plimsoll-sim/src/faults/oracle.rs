@@ -89,6 +89,8 @@ pub(super) struct Oracle {
     /// When each host was last heard of, by the cell's clock, and when the cell took the lead.
     heard: BTreeMap<HostId, Timestamp>,
     led_at: Timestamp,
+    /// The place of each host's last report that was taken: incarnation and sequence.
+    order: BTreeMap<HostId, (u64, u64)>,
     /// When each host was last asked afresh.
     asked: BTreeMap<HostId, Timestamp>,
 }
@@ -104,6 +106,7 @@ impl Oracle {
     /// acknowledged must be there.
     pub(super) fn restarted(&mut self, now: Timestamp, table: &Table) {
         self.heard.clear();
+        self.order.clear();
         self.led_at = now;
         self.rows = table.clone();
         self.known.clear();
@@ -165,6 +168,13 @@ impl Oracle {
     /// The cell has taken this report.
     pub(super) fn reported(&mut self, now: Timestamp, report: &HostReport) {
         self.heard.insert(report.host.clone(), now);
+        // Public failure H6.
+        let order = (report.incarnation.unwrap_or(0), report.sequence);
+        let last = self.order.insert(report.host.clone(), order).unwrap_or_default();
+        if order <= last {
+            let detail = format!("{}: the report {order:?} was taken after {last:?}", report.host);
+            self.break_("order", detail);
+        }
         let mut listed: BTreeSet<ReservationId> = report.reservations.iter().copied().collect();
         listed.extend(report.guests.iter().filter_map(|guest| match guest.id {
             ClaimId::Reservation(id) => Some(id),
@@ -264,8 +274,11 @@ impl Oracle {
         });
         let Some(pool) = row.pool.as_ref().filter(|_| refused) else { return };
         let Some(settings) = self.rows.pools.get(pool).map(|row| &row.settings) else { return };
-        // Where every slot is held, or kept for a waiter, no host's word would change anything.
-        if settings.limit.is_some() {
+        // Where every slot is held, or kept for a waiter, no host's word would change anything; nor
+        // would that of a host that does not run such a thing at all, and which one that is the
+        // rows do not tell.
+        let unsuited = row.counts.filtered.labels + row.counts.filtered.driver;
+        if settings.limit.is_some() || unsuited > 0 {
             return;
         }
         let (stale, dead) = (
