@@ -144,6 +144,22 @@ fn hint_for(error: &Error) -> Option<String> {
     }
 }
 
+/// Where to look for what there is, by what the service says is not there.
+fn hint_for_missing(detail: &str) -> Option<String> {
+    let lists = [
+        ("sandbox", "`plimsoll ls --all` shows those that have ended, too"),
+        ("host", "`plimsoll hosts` lists those that exist"),
+        ("tenant", "`plimsoll tenants` lists those that exist"),
+        ("plan", "`plimsoll plans` lists those that exist"),
+        ("pool", "`plimsoll pools` lists those that exist"),
+        ("template", "`plimsoll templates` lists those that exist"),
+    ];
+    let mut words = detail.split(|letter: char| !letter.is_ascii_alphabetic());
+    words
+        .find_map(|word| lists.iter().find(|(what, _)| *what == word))
+        .map(|(_, hint)| (*hint).to_owned())
+}
+
 fn hint_for_problem(problem: &Problem) -> Option<String> {
     let ProblemCode::Refusal(code) = &problem.code else { return None };
     let hint = match code {
@@ -171,7 +187,7 @@ fn hint_for_problem(problem: &Problem) -> Option<String> {
         RefusalCode::NeverFits => "ask for less: no host and no limit could ever take this",
         RefusalCode::UnknownTemplate => "`plimsoll templates` lists those that exist",
         RefusalCode::UnknownPool => "`plimsoll pools` lists those that exist",
-        RefusalCode::NotFound => "`plimsoll ls --all` shows those that have ended, too",
+        RefusalCode::NotFound => return hint_for_missing(&problem.detail),
         RefusalCode::Unauthenticated => "give a key: --key-file FILE or PLIMSOLL_KEY",
         RefusalCode::Forbidden => "this needs a key of another role: --key-file FILE",
         RefusalCode::StoreUnavailable => {
@@ -206,6 +222,21 @@ mod tests {
             assert_eq!(exit, if now { Exit::NotNow } else { Exit::Refused }, "{code}");
         }
         assert_eq!([Exit::Refused, Exit::Usage, Exit::NotNow].map(Exit::code), [1, 2, 75]);
+    }
+
+    #[test]
+    fn what_is_missing_is_looked_for_where_it_is_listed() {
+        for (detail, list) in [
+            ("no sandbox sbx_0", Some("`plimsoll ls --all`")),
+            ("there is no such sandbox", Some("`plimsoll ls --all`")),
+            ("no host nope", Some("`plimsoll hosts`")),
+            ("no tenant nope", Some("`plimsoll tenants`")),
+            ("no such key", None),
+        ] {
+            let hint = hint_for_missing(detail);
+            assert_eq!(hint.is_some(), list.is_some(), "{detail}");
+            assert!(hint.unwrap_or_default().starts_with(list.unwrap_or_default()), "{detail}");
+        }
     }
 
     #[test]
