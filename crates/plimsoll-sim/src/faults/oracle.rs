@@ -89,6 +89,9 @@ pub(super) struct Oracle {
     /// When each host was last heard of, by the cell's clock, and when the cell took the lead.
     heard: BTreeMap<HostId, Timestamp>,
     led_at: Timestamp,
+    /// Whether the cell lets so few requests wait for hosts to answer that others are refused
+    /// without.
+    pub(super) parks_few: bool,
     /// The place of each host's last report that was taken: incarnation and sequence.
     order: BTreeMap<HostId, (u64, u64)>,
     /// When each host was last asked afresh.
@@ -268,7 +271,8 @@ impl Oracle {
             Change::Decision(row) if row.object.is_none() && row.verb == Verb::Create => Some(row),
             _ => None,
         });
-        let Some(row) = decided.filter(|_| !unprobed) else { return };
+        // Only so many requests may wait for hosts to answer; beyond that a refusal says so.
+        let Some(row) = decided.filter(|_| !(unprobed && self.parks_few)) else { return };
         let refused = row.code.is_some_and(|code| {
             code.is_capacity() && code != RefusalCode::Degraded && code != RefusalCode::Overloaded
         });

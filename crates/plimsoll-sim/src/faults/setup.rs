@@ -46,7 +46,9 @@ pub(super) fn world(seed: u64, options: Options) -> World {
         pause_timeout: Millis(if rng.chance(300) { 30_000 } else { 600_000 }),
         ..EngineConfig::default()
     };
+    let parks_few = config.parked_max < 100;
     let mut world = World::empty(seed, options, Cell::new(config), BEGIN);
+    world.oracle.parks_few = parks_few;
     let number = world.rng.setup.between(options.hosts.0, options.hosts.1);
     for at in 0..usize::try_from(number).unwrap_or(2) {
         let node = host(&mut world.rng.setup, at);
