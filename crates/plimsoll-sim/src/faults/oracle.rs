@@ -282,13 +282,19 @@ impl Oracle {
         // would that of a host that does not run such a thing at all, and which one that is the
         // rows do not tell.
         let unsuited = row.counts.filtered.labels + row.counts.filtered.driver;
-        if settings.limit.is_some() || unsuited > 0 {
+        // A host's own refusal, passed on, counts no hosts.
+        if settings.limit.is_some() || unsuited > 0 || row.counts.hosts == 0 {
             return;
         }
         let (stale, dead) = (
             Millis::from_seconds(settings.stale_seconds),
             Millis::from_seconds(settings.dead_seconds),
         );
+        // One that was asked just before a request came is not asked for it again, and its answer
+        // is older than the others' when they are in: the refusal says so too.
+        let recently = if unprobed { Millis(10_000) } else { Millis(2_200) };
+        // Likewise one that fell silent while the others were being asked.
+        let stale = if unprobed { Millis(stale.0 + 3_000) } else { stale };
         let silent = self.rows.hosts.values().find(|host| {
             let age = now.since(self.heard.get(&host.id).copied().unwrap_or(self.led_at));
             let never = !self.heard.contains_key(&host.id);
@@ -298,7 +304,7 @@ impl Oracle {
                 && host.address.is_some()
                 && (never || age > stale)
                 && age <= dead
-                && asked.is_none_or(|at| now.since(*at) > Millis(2_200))
+                && asked.is_none_or(|at| now.since(*at) > recently)
         });
         if let Some(host) = silent {
             let detail = format!("{} refused while {} was silent and not asked", row.id, host.id);
