@@ -229,6 +229,9 @@ pub struct Refusal {
     pub decision: Option<DecisionId>,
     /// Hosts per filter, for capacity refusals.
     pub counts: Option<FilterCounts>,
+    /// Starts under way on the hosts that would take it, and how many they allow, for
+    /// `host_starts_saturated`.
+    pub starts: Option<(u64, u64)>,
     /// Whether hosts that should have been asked afresh were not, for want of room.
     pub unprobed: bool,
     /// The field at fault and its bound, for bad input.
@@ -532,6 +535,7 @@ impl Refusal {
             retry: RetryHint::Never,
             decision: None,
             counts: None,
+            starts: None,
             unprobed: false,
             field: None,
             limit: None,

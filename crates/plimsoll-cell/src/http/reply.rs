@@ -77,6 +77,7 @@ impl From<Refusal> for Reject {
         problem.decision_id = refusal.decision;
         problem.counts = refusal.counts;
         problem.unprobed = refusal.unprobed;
+        (problem.starts_in_flight, problem.starts_limit) = refusal.starts.unzip();
         if let Some((field, bound)) = refusal.field {
             problem.field = Some(field.to_owned());
             problem.bound = Some(bound);

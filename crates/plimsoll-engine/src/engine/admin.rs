@@ -17,6 +17,9 @@ use crate::rows::{
 /// How long a pause is taken to last before one has been seen.
 const PAUSE_MILLIS_FIRST: u64 = 5_000;
 
+/// How long a start is taken to last before one has been seen.
+const START_MILLIS_FIRST: u64 = 1_000;
+
 impl Engine {
     pub(super) fn admin(&mut self, now: Timestamp, token: Token, admin: Admin, out: &mut Output) {
         let done = match admin {
@@ -285,6 +288,7 @@ impl Engine {
             preemptions: Rate::default(),
             pausing: std::collections::BTreeSet::new(),
             pause_millis: PAUSE_MILLIS_FIRST,
+            start_millis: START_MILLIS_FIRST,
             policy: (0, plimsoll_types::PolicyMode::Normal),
             preempted_at: None,
             overflown_by: Vec::new(),

@@ -4,14 +4,16 @@
 use plimsoll_policy::charge::Shape;
 use plimsoll_policy::quota::check_all;
 use plimsoll_policy::rate::{Limited, Operation};
-use plimsoll_policy::retry::{RetryFacts, estimate};
+use plimsoll_policy::retry::{ESTIMATE_MAX, ESTIMATE_MIN, RetryFacts, estimate};
+use plimsoll_policy::slots::frees_slot;
 use plimsoll_types::{
-    Criticality, Mib, Millis, PolicyMode, RefusalCode, RetryHint, TenantId, Timestamp,
+    Criticality, Mib, Millis, PolicyMode, RefusalCode, RetryHint, SandboxStatus, TenantId,
+    Timestamp,
 };
 
 use super::Engine;
 use super::place::Miss;
-use super::state::{Ask, Ix, Use};
+use super::state::{Ask, Ix, Timer, Use};
 use crate::command::Caller;
 use crate::output::{CheckLine, LimitHit, Refusal};
 use crate::rows::{DecisionRow, Verb};
@@ -347,6 +349,8 @@ impl Engine {
     ) -> Refusal {
         let counts = &miss.counts;
         let pool = pools.first().copied().unwrap_or_default();
+        let saturated = miss.code == RefusalCode::HostStartsSaturated;
+        let starts = if saturated { self.starts(pools, ask) } else { (0, 0) };
         let name = &self.pools[pool].row.name;
         let detail = match (miss.code, miss.full) {
             (_, Some((full, held, limit))) => format!(
@@ -362,8 +366,8 @@ impl Engine {
             ),
             (RefusalCode::HostStartsSaturated, _) => format!(
                 "pool {name}: {} of {} hosts would take it but are at their bound of concurrent \
-                 starts",
-                counts.filtered.starts_saturated, counts.hosts
+                 starts ({} under way, {} allowed)",
+                counts.filtered.starts_saturated, counts.hosts, starts.0, starts.1
             ),
             (RefusalCode::HostPressure, _) => format!(
                 "pool {name}: {} of {} hosts have shut their gates under memory pressure",
@@ -378,7 +382,13 @@ impl Engine {
         };
         let mut refusal = Refusal::new(miss.code, detail);
         refusal.counts = Some(miss.counts);
-        refusal.retry = RetryHint::After(self.estimate(now, pool));
+        refusal.starts = saturated.then_some(starts);
+        refusal.retry = RetryHint::After(if saturated {
+            // A place comes free when a start has ended, and they end about so fast.
+            Millis(self.pools[pool].start_millis).clamp(ESTIMATE_MIN, ESTIMATE_MAX)
+        } else {
+            self.estimate(now, pool)
+        });
         refusal.unprobed = self.is_unprobed(now, pools, miss);
         refusal
     }
@@ -400,12 +410,27 @@ impl Engine {
             .map(|(second, _)| Timestamp(second.saturating_mul(1000)))
             .take(AHEAD)
             .collect();
+        // Lifecycle limits that are due in this pool and free something.
+        let limits: Vec<Timestamp> = self
+            .timers
+            .iter()
+            .take(LOOKED_AT)
+            .filter_map(|(at, timer)| match timer {
+                Timer::Sandbox(ix, _) => Some((*at, *ix)),
+                _ => None,
+            })
+            .filter(|(_, ix)| self.sandboxes.get(*ix).is_some_and(|one| one.pool == Some(pool)))
+            .filter(|(_, ix)| self.sandboxes[*ix].row.status == SandboxStatus::Running)
+            .filter(|(_, ix)| frees_slot(self.pause_kind(*ix)))
+            .map(|(at, _)| at)
+            .take(AHEAD)
+            .collect();
         let (releases, window) = state.releases.seen(now);
         estimate(&RetryFacts {
             now,
             pauses: &pauses,
             lapses: &lapses,
-            limits: &[],
+            limits: &limits,
             releases,
             window: Millis(window),
             queue_ahead: u32::try_from(state.queue.len()).unwrap_or(u32::MAX),

@@ -223,6 +223,31 @@ impl Engine {
         }
     }
 
+    /// Starts under way on the hosts that would take it but for their bound of starts, and those
+    /// bounds, each summed up.
+    pub(super) fn starts(&self, pools: &[Ix], ask: &Ask<'_>) -> (u64, u64) {
+        let (mut under_way, mut allowed) = (0, 0);
+        for pool in pools {
+            let request = self.request(*pool, ask);
+            for partition in &self.pools[*pool].partitions {
+                let partition = &self.partitions[*partition];
+                if !suits(partition, &request) {
+                    continue;
+                }
+                let need = self.need_on(*pool, partition.key.regime, &ask.shape);
+                let mut looked_at = 0;
+                partition.saturated.pick(need, ask.ring, Placement::Spread, |host| {
+                    let facts = self.facts(host);
+                    under_way += u64::from(facts.starts);
+                    allowed += u64::from(facts.starts_limit.unwrap_or_default());
+                    looked_at += 1;
+                    looked_at >= COUNTED_MAX
+                });
+            }
+        }
+        (under_way, allowed)
+    }
+
     /// The largest host known in these pools, and whether any is known.
     pub(super) fn largest_host(&self, pools: &[Ix]) -> Option<plimsoll_types::Mib> {
         pools.iter().filter_map(|pool| self.pools[*pool].largest()).max()

@@ -313,6 +313,7 @@ impl Engine {
         sandbox.tried.clear();
         self.no_longer_starting(ix);
         let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;
+        self.start_over(now, ix);
         let brought_in = !self.sandboxes[ix].displaced.is_empty();
         self.change(now, ix, out, |row| {
             row.brought_in_at = brought_in.then_some(now);
@@ -352,6 +353,19 @@ impl Engine {
             let decision = self.mint_decision(now);
             self.request_resume(now, ix, decision, out);
         }
+    }
+
+    /// Learns from how long a start or a resume took.
+    fn start_over(&mut self, now: Timestamp, ix: Ix) {
+        let row = &self.sandboxes[ix].row;
+        let (Some(pool), SandboxStatus::Provisioning | SandboxStatus::Resuming) =
+            (self.sandboxes[ix].pool, row.status)
+        else {
+            return;
+        };
+        let took = now.since(row.status_since).0;
+        let state = &mut self.pools[pool];
+        state.start_millis = (state.start_millis.saturating_mul(7) + took) / 8;
     }
 
     /// Forgets the expected end of a pause, and learns from how long it took.

@@ -141,6 +141,8 @@ pub(crate) struct Pool {
     pub(crate) pausing: BTreeSet<(Timestamp, Ix)>,
     /// How long pauses have taken lately.
     pub(crate) pause_millis: u64,
+    /// How long starts and resumes have taken lately.
+    pub(crate) start_millis: u64,
     /// The policy snapshot's version and mode; the local one until one is held.
     pub(crate) policy: (u64, PolicyMode),
     /// When victims were last sought.

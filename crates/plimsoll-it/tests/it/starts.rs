@@ -46,6 +46,8 @@ async fn starts_are_bounded_and_their_refusal_is_its_own() {
         assert_eq!(error.code(), Some(RefusalCode::HostStartsSaturated), "{error}");
         let counts = problem.counts.expect("counts per filter");
         assert_eq!((counts.hosts, counts.filtered.starts_saturated), (1, 1), "{problem:?}");
+        assert_eq!((problem.starts_in_flight, problem.starts_limit), (Some(2), Some(2)));
+        assert!(problem.retry_after_millis.is_some_and(|wait| wait <= 2_000), "{problem:?}");
     }
     // With patience, all get in.
     let mut waiting: Vec<_> = (0..4)

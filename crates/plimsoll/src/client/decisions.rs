@@ -101,6 +101,10 @@ fn verdict(decision: &DecisionView) -> String {
 /// Hosts that were no candidates, by why.
 fn filters(decision: &DecisionView) -> String {
     let counts = &decision.counts;
+    if counts.hosts == 0 {
+        // An admission asks the index for one host and counts none.
+        return "-".to_owned();
+    }
     let mut parts = vec![format!("{} of {} fit", counts.candidates, counts.hosts)];
     let fallen = HostFilter::ALL.into_iter().map(|filter| (filter, counts.of(filter)));
     parts.extend(
