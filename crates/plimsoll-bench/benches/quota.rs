@@ -12,18 +12,19 @@ use std::sync::Arc;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use plimsoll_engine::rows::{
     ConcurrencyLimits, ConsumptionLimits, Limit, PlanLimits, PlanRow, RateLimits, Role, Rows,
-    TenantRow,
+    TemplateRow, TenantRow,
 };
 use plimsoll_engine::{
-    Admin, Caller, Command, Engine, EngineConfig, Input, Output, Reserve, ReserveItem, ReserveMode,
-    Token,
+    Admin, Caller, Command, CreateSandbox, Effect, Engine, EngineConfig, Input, Output, Reserve,
+    ReserveItem, ReserveMode, Token,
 };
 use plimsoll_policy::consumption::Amounts;
 use plimsoll_policy::quota::{Bursts, Usage, check_all};
 use plimsoll_policy::rate::{Buckets, Operation};
 use plimsoll_types::{
-    ClaimId, Counted, Criticality, DecisionId, DriverSet, GuestReport, GuestStatus, HostId,
-    HostReport, Mib, MilliCpu, Millis, PlanId, PoolName, ReservationId, TenantId, Timestamp, Vcpus,
+    ClaimId, Counted, Criticality, DecisionId, Driver, DriverSet, GuestReport, GuestStatus, HostId,
+    HostOutcome, HostReport, Lifecycle, Mib, MilliCpu, Millis, OnFull, PlanId, PoolName,
+    ReservationId, SandboxId, TemplateName, TenantId, Timestamp, Vcpus,
 };
 
 const NOW: Timestamp = Timestamp(1_800_000_000_000);
@@ -48,6 +49,7 @@ fn all_limits() -> PlanLimits {
 
 /// The arithmetic of one decision under every limit: rate, budget, quota, and the tokens taken.
 fn check(criterion: &mut Criterion) {
+    memory();
     let mut group = criterion.benchmark_group("limits");
     let limits = all_limits();
     let (mut buckets, mut bursts) = (Buckets::default(), Bursts::default());
@@ -140,6 +142,29 @@ impl Bench {
         id
     }
 
+    fn create(&mut self, number: u64, template: &TemplateName) -> CreateSandbox {
+        let id = u128::from(number) + 1;
+        CreateSandbox {
+            id: SandboxId(id),
+            decision: DecisionId(id),
+            key: Some((Arc::from(format!("create-{number}")), number)),
+            template: template.clone(),
+            memory_mib: None,
+            vcpus: None,
+            stateful: None,
+            command: ["sh", "-c", "sleep 600"].map(str::to_owned).to_vec(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::from([("job".to_owned(), format!("ci-{number}"))]),
+            pool: None,
+            priority: 0,
+            preemptible: true,
+            criticality: Criticality::Standard,
+            on_full: OnFull::Reject,
+            lifecycle: Lifecycle::default(),
+            answered: false,
+        }
+    }
+
     /// One decision, and its undoing: committed first, as work that is done is.
     fn cycle(&mut self, tenant: &Caller) {
         let id = self.reserve(tenant);
@@ -201,22 +226,101 @@ fn resident() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// What a tenant that does nothing takes: of a shared plan, and with every limit of its own.
-fn idle() {
-    const COUNT: u64 = 100_000;
+/// Names the one thing whose memory this process is to measure, and nothing else.
+const MEASURE: &str = "PLIMSOLL_BENCH_MEMORY";
+
+/// What one of each takes in memory. Each is measured in a process of its own: freed memory that
+/// is used again would not show.
+fn memory() {
+    const WHAT: [&str; 5] = [
+        "idle tenant, no limits",
+        "idle tenant, every limit by its plan",
+        "idle tenant, every limit of its own",
+        "sandbox that runs, as its template has it",
+        "sandbox that runs, with command, key and a label",
+    ];
     let none = PlanLimits::default();
-    for (limits, own, what) in [
-        (none, none, "no limits"),
-        (all_limits(), none, "every limit by its plan"),
-        (none, all_limits(), "every limit of its own"),
-    ] {
-        let mut bench = Bench::new();
-        let before = resident();
-        bench.tenants(COUNT, limits, own);
-        let each = resident().saturating_sub(before) / COUNT;
-        eprintln!("{each} bytes for each idle tenant, {what}");
-        black_box(&bench.engine);
+    match std::env::var(MEASURE) {
+        Ok(what) => {
+            let each = match WHAT.iter().position(|one| *one == what) {
+                Some(0) => idle(none, none),
+                Some(1) => idle(all_limits(), none),
+                Some(2) => idle(none, all_limits()),
+                Some(3) => living(false),
+                Some(4) => living(true),
+                _ => panic!("{MEASURE}: nothing is called {what}"),
+            };
+            eprintln!("{each} bytes for each {what}");
+            std::process::exit(0);
+        }
+        Err(_) => {
+            let own = std::env::current_exe().unwrap();
+            for what in WHAT {
+                let child = std::process::Command::new(&own).env(MEASURE, what).status().unwrap();
+                assert!(child.success(), "{what}");
+            }
+        }
     }
+}
+
+fn idle(limits: PlanLimits, own: PlanLimits) -> u64 {
+    const COUNT: u64 = 100_000;
+    let mut bench = Bench::new();
+    let before = resident();
+    bench.tenants(COUNT, limits, own);
+    let each = resident().saturating_sub(before) / COUNT;
+    black_box(&bench.engine);
+    each
+}
+
+/// What a sandbox that runs takes: as its template has it, and with a command, an idempotency key
+/// and a label of its own.
+fn living(own: bool) -> u64 {
+    const COUNT: u64 = 100_000;
+    let mut bench = Bench::new();
+    bench.tenants(100, all_limits(), PlanLimits::default());
+    let shell = TemplateName::new("shell").unwrap();
+    bench.admin(Admin::PutTemplate(TemplateRow {
+        name: shell.clone(),
+        driver: Driver::Process,
+        memory_mib: Mib(4),
+        overhead_mib: Mib(0),
+        vcpus: Vcpus(1),
+        stateful: false,
+        rootfs: None,
+        command: Vec::new(),
+        env: BTreeMap::new(),
+        host_labels: BTreeMap::new(),
+        counted: Counted::new(),
+        baked: false,
+        pool: None,
+    }));
+    let before = resident();
+    for number in 0..COUNT {
+        let mut create = bench.create(number, &shell);
+        if !own {
+            create.key = None;
+            create.command.clear();
+            create.labels.clear();
+        }
+        let caller = Caller { role: Role::Tenant, tenant: name(number % 100) };
+        let command = Command::Create(Box::new(create));
+        bench.input(Input::Call { token: Token(1), caller, command });
+        for effect in std::mem::take(&mut bench.out.effects) {
+            if let Effect::HostCommand { host, command, .. } = effect {
+                let outcome = HostOutcome::Done;
+                bench.engine.handle(
+                    bench.now,
+                    Input::Outcome { host, command, outcome },
+                    &mut bench.out,
+                );
+            }
+        }
+        bench.out.clear();
+    }
+    let each = resident().saturating_sub(before) / COUNT;
+    black_box(&bench.engine);
+    each
 }
 
 /// A decision among 100 tenants and among 100 000: for one that asks again and again, and for
@@ -224,7 +328,6 @@ fn idle() {
 /// not in a cache near the core; the callers' names, which come with each call from outside, are
 /// made anew in both, so that neither is measured with more of them in a cache than the other.
 fn decisions(criterion: &mut Criterion) {
-    idle();
     let mut group = criterion.benchmark_group("reserve_commit_release");
     group.throughput(Throughput::Elements(1));
     for (limits, what) in [(PlanLimits::default(), "unlimited"), (all_limits(), "limited")] {
