@@ -3,10 +3,11 @@
 
 mod routes;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,7 +21,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use hyper_util::rt::TokioTimer;
 use plimsoll_api::{Body, FieldError, PROBLEM_CONTENT_TYPE, Problem, ProblemCode, Secret, parse};
-use plimsoll_types::RefusalCode;
+use plimsoll_types::{Millis, RefusalCode, RetryHint, SandboxId};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -80,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) guests: Arc<Guests>,
     pub(crate) sampler: Arc<Sampler>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Commands that run in each guest.
+    pub(crate) execs: Mutex<BTreeMap<SandboxId, usize>>,
     secret_digest: [u8; 32],
     requests: Arc<Semaphore>,
     closing: AtomicBool,
@@ -100,6 +103,7 @@ impl Shared {
             guests,
             sampler,
             metrics,
+            execs: Mutex::default(),
             secret_digest: Sha256::digest(secret.expose().as_bytes()).into(),
             requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
             closing: AtomicBool::new(false),
@@ -132,6 +136,11 @@ pub(crate) struct No(Box<Problem>);
 impl No {
     pub(crate) fn new(code: impl Into<ProblemCode>, detail: impl Into<String>) -> Self {
         Self(Box::new(Problem::new(code, detail)))
+    }
+
+    /// The same, with when to come back.
+    pub(crate) fn after(self, wait: Millis) -> Self {
+        Self(Box::new(self.0.with_retry(RetryHint::After(wait))))
     }
 
     pub(crate) fn busy() -> Self {

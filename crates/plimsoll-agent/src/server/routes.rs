@@ -1,6 +1,6 @@
 //! The routes themselves: parse, ask, answer.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,11 +13,11 @@ use plimsoll_api::{
     outcome_status,
 };
 use plimsoll_host::HostInput;
-use plimsoll_types::{Driver, HostCommand, HostOutcome, RefusalCode, SandboxId};
+use plimsoll_types::{Driver, HostCommand, HostOutcome, Millis, RefusalCode, SandboxId};
 
 use super::{No, Shared, json, read};
 use crate::calls::detail_of;
-use crate::driver::{ExecError, ExecRequest, GuestName};
+use crate::driver::{EXECS_MAX, ExecError, ExecRequest, GuestName};
 use crate::metrics;
 
 /// Most bytes of a guest's output in one answer: as much as its newest log file holds.
@@ -114,6 +114,10 @@ async fn exec(State(shared): App, Path(id): Path<String>, request: Request) -> A
     let driver = shared.drivers.get(&kind).ok_or_else(|| {
         No::new(ProblemCode::Internal, format!("this host has no {kind} driver any more"))
     })?;
+    let Some(_place) = ExecPlace::take(&shared, id) else {
+        let detail = format!("{EXECS_MAX} commands run in this guest, which is the bound");
+        return Err(No::new(RefusalCode::Overloaded, detail).after(EXEC_AGAIN));
+    };
     shared.core.input(HostInput::Active { id }).await;
     let request =
         ExecRequest { command: body.command, timeout: Duration::from_secs(body.timeout_seconds) };
@@ -138,6 +142,40 @@ async fn exec(State(shared): App, Path(id): Path<String>, request: Request) -> A
                 ExecError::Invalid { .. } => No::new(RefusalCode::InvalidRequest, detail),
                 ExecError::Fault(_) => No::new(ProblemCode::Internal, detail),
             })
+        }
+    }
+}
+
+/// When to come back for a place among a guest's commands.
+const EXEC_AGAIN: Millis = Millis::from_seconds(1);
+
+/// One command's place among those that may run in a guest at once. Dropping it gives it back.
+struct ExecPlace {
+    shared: Arc<Shared>,
+    guest: SandboxId,
+}
+
+impl ExecPlace {
+    /// `None` where as many run as may.
+    fn take(shared: &Arc<Shared>, guest: SandboxId) -> Option<Self> {
+        let mut all = shared.execs.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = all.entry(guest).or_insert(0);
+        if *running >= EXECS_MAX {
+            return None;
+        }
+        *running += 1;
+        Some(Self { shared: Arc::clone(shared), guest })
+    }
+}
+
+impl Drop for ExecPlace {
+    fn drop(&mut self) {
+        let mut all = self.shared.execs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = all.get_mut(&self.guest) {
+            *running -= 1;
+            if *running == 0 {
+                all.remove(&self.guest);
+            }
         }
     }
 }

@@ -231,7 +231,11 @@ fn exec_failed(error: AgentError) -> Reject {
         AgentError::Refused(problem) if problem.code.refusal().is_some() => Reject::from(*problem),
         error => {
             tracing::warn!(%error, "a command was not carried out in a guest");
-            Reject::new(RefusalCode::StartFailed, "the guest's host did not answer")
+            let detail = match error {
+                AgentError::Refused(_) => "the guest's host could not carry the command out",
+                AgentError::NotSent(_) | AgentError::Lost(_) => "the guest's host did not answer",
+            };
+            Reject::new(RefusalCode::StartFailed, detail)
         }
     }
 }

@@ -199,6 +199,9 @@ impl Engine {
         let Some(ix) = self.tenant_ix.get(id).copied() else {
             return Err(missing("tenant", id));
         };
+        if *id == self.config.default_tenant {
+            return Err(in_use(format!("tenant {id} is the default tenant")));
+        }
         let tenant = &self.tenants[ix];
         if tenant.used.sandboxes > 0 || tenant.waiting > 0 {
             return Err(in_use(format!(

@@ -18,6 +18,10 @@ use crate::command::Caller;
 use crate::output::{CheckLine, LimitHit, Refusal};
 use crate::rows::{DecisionRow, Verb};
 
+/// When to come back where no host reports: an agent that starts reports within about that time,
+/// and asking is cheap.
+const HOSTS_BACK: Millis = Millis::from_seconds(2);
+
 /// What is asked for, as far as the checks before placement go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
@@ -383,7 +387,9 @@ impl Engine {
         let mut refusal = Refusal::new(miss.code, detail);
         refusal.counts = Some(miss.counts);
         refusal.starts = saturated.then_some(starts);
-        refusal.retry = RetryHint::After(if saturated {
+        refusal.retry = RetryHint::After(if miss.code == RefusalCode::NoHealthyHosts {
+            HOSTS_BACK
+        } else if saturated {
             // A place comes free when a start has ended, and they end about so fast.
             Millis(self.pools[pool].start_millis).clamp(ESTIMATE_MIN, ESTIMATE_MAX)
         } else {

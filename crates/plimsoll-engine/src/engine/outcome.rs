@@ -10,12 +10,17 @@ use plimsoll_types::{
 use serde_json::json;
 
 use super::Engine;
-use super::state::{Ix, Pending};
+use super::state::{Claim, Ix, Pending};
 use crate::output::{Observation, Output, Refusal};
 use crate::rows::{Change, Verb};
 
 /// First wait before a command of unknown outcome is repeated; each repeat doubles it.
 const REPEAT_FIRST: Millis = Millis(500);
+/// A start that was taken over from another engine is asked of its host again so often, which is
+/// for about a minute, before it is undone there and made elsewhere.
+const TAKEN_OVER_REPEATS_MAX: u32 = 7;
+/// Shortest wait before a command is sent again.
+const AGAIN_MIN: Millis = Millis(1);
 /// Longest such wait: a host that answers again is told within half a minute.
 const REPEAT_MAX: Millis = Millis(30_000);
 
@@ -105,11 +110,26 @@ impl Engine {
                 let detail = "its host has ended this attempt";
                 self.undo_start(now, ix, host, detail, out);
             }
+            HostOutcome::Unknown { .. } if self.took_over(ix, host) => {
+                // It may run there: the same attempt is asked for again, which starts none twice,
+                // until the host answers or is given up.
+                self.again(now, ix, host, out);
+            }
             HostOutcome::Unknown { detail } => {
                 self.distrust(now, host, out);
                 self.undo_start(now, ix, host, detail, out);
             }
         }
+    }
+
+    /// Whether this engine took the start over from its predecessor, and its host may not have been
+    /// reached since: it has said nothing so far, or the start went where it was before it
+    /// registered anew.
+    fn took_over(&self, ix: Ix, host: Ix) -> bool {
+        let sandbox = &self.sandboxes[ix];
+        let silent = self.hosts[host].report.is_none();
+        let few = sandbox.repeats <= TAKEN_OVER_REPEATS_MAX;
+        sandbox.taken_over && !sandbox.undoing && (silent || few)
     }
 
     /// A start succeeded: all is forgiven.
@@ -212,7 +232,18 @@ impl Engine {
             return;
         }
         let why = format!("start_failed: {detail} ({tries} tried)");
+        if !self.sandboxes[ix].answered {
+            // Its caller is told of a failure only: the same key may try again.
+            self.release_key(ix);
+        }
         self.fail(now, ix, &why, out);
+    }
+
+    /// The idempotency key is bound to this one no more.
+    fn release_key(&mut self, ix: Ix) {
+        let print = self.sandboxes[ix].key.take();
+        self.unbind(print, Claim::Sandbox(ix));
+        Arc::make_mut(&mut self.sandboxes[ix].row.spec).key = None;
     }
 
     /// Gives back what an attempt held on its host, and remembers not to ask that host again
@@ -295,7 +326,9 @@ impl Engine {
 
     /// Sends the command of the present state again, under a new number.
     pub(super) fn again(&mut self, now: Timestamp, ix: Ix, host: Ix, out: &mut Output) {
-        let delay = self.next_delay(ix);
+        // Never at once: a command without delay is one that was not sent before, and where it
+        // cannot be delivered, nothing of it has begun.
+        let delay = self.next_delay(ix).max(AGAIN_MIN);
         let row = &self.sandboxes[ix].row;
         let (id, attempt) = (row.id, row.attempt);
         let (op, timeout) = match row.status {
@@ -514,6 +547,17 @@ impl Engine {
     /// The start of unknown outcome has been ended for certain: now another host may be tried.
     fn undone(&mut self, now: Timestamp, ix: Ix, host: Ix, out: &mut Output) {
         self.sandboxes[ix].repeats = 0;
+        if std::mem::take(&mut self.sandboxes[ix].taken_over) {
+            // The start was lost together with the engine or the agent that had it: nothing is
+            // wrong with its host, which may be the only one.
+            self.leave_failed_host(now, ix, (host, None), out);
+            self.sandboxes[ix].tried.clear();
+            if !self.place_again(now, ix, out) {
+                self.release_key(ix);
+                self.fail(now, ix, "start_failed: it was lost in a restart", out);
+            }
+            return;
+        }
         self.start_failed(now, ix, host, "its host did not answer the start in time", out);
     }
 

@@ -258,7 +258,8 @@ impl Engine {
                 self.resend(now, ix, out);
             }
             SandboxStatus::Provisioning | SandboxStatus::Resuming | SandboxStatus::Terminating => {
-                self.resend(now, ix, out)
+                self.sandboxes[ix].taken_over = status == SandboxStatus::Provisioning;
+                self.resend(now, ix, out);
             }
             SandboxStatus::Paused | SandboxStatus::Stopped => {
                 // A confirmed stop leaves neither charge nor measurement in the row.

@@ -310,6 +310,7 @@ impl Engine {
         let sandbox = &mut self.sandboxes[ix];
         sandbox.failures = 0;
         sandbox.repeats = 0;
+        sandbox.taken_over = false;
         sandbox.tried.clear();
         self.no_longer_starting(ix);
         let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;

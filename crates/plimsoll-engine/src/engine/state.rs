@@ -383,6 +383,8 @@ pub(crate) struct Sandbox {
     pub(crate) home: Option<Ix>,
     /// Repeats of the command under way, each later than the one before.
     pub(crate) repeats: u32,
+    /// Its start was under way when this engine took over: nobody here knows what came of it.
+    pub(crate) taken_over: bool,
     /// The victims that were paused for it.
     pub(crate) displaced: SmallVec<[SandboxId; 1]>,
     /// It is stopped, and its host has not said yet that its process is gone.
@@ -427,6 +429,7 @@ impl Sandbox {
             pause_expected: None,
             home: None,
             repeats: 0,
+            taken_over: false,
             displaced: SmallVec::new(),
             woken: false,
             on_tenant: 0,

@@ -1,10 +1,12 @@
 //! What the simulator has found, each as the shortest story that shows it.
 
-use plimsoll_engine::{Command, Input, Reply, ReserveMode, Token};
+use plimsoll_engine::{Command, Input, Read, Reply, ReserveMode, Token};
 use plimsoll_types::{
     Driver, Fence, GuestStatus, HostOp, HostOutcome, Mib, OnFull, PauseKind, Preemption,
     PreemptionMode, SandboxId, SandboxStatus,
 };
+
+use std::sync::Arc;
 
 use super::bed::{Bed, caller, guest, host, operator, pool, refusal, sandbox};
 
@@ -712,4 +714,44 @@ fn a_stop_in_which_a_guest_was_lost_is_void_when_it_comes_back_running() {
         SandboxStatus::Resuming,
         "it waits for an end that never comes: {row:?}"
     );
+}
+
+#[test]
+fn a_start_that_was_taken_over_waits_for_its_host_and_blames_it_for_nothing() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let command = bed.create(|_| {});
+    let id = sandbox(&bed.call(&caller("default"), command)).row.id;
+    bed.restart();
+    // Its host is starting, too, and nobody answers: it is asked again, under the same attempt.
+    for _ in 0..5 {
+        let sent = bed.answer(unknown());
+        assert!(matches!(sent.op, HostOp::Start { ref guest } if guest.attempt == 1), "{sent:?}");
+        assert_eq!(bed.show(id).row.status, SandboxStatus::Provisioning);
+    }
+    bed.heartbeat("h1", |_| {});
+    bed.answer(done());
+    assert_eq!(bed.show(id).row.status, SandboxStatus::Running);
+    let reply = bed.call(&operator(), Command::Read(Read::Hosts(None)));
+    let Reply::Hosts(hosts) = reply else { panic!("{reply:?}") };
+    assert!(hosts.iter().all(|host| host.failures == 0), "{hosts:?}");
+}
+
+#[test]
+fn a_create_whose_start_failed_binds_no_key() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |_| {});
+    let keyed = |bed: &mut Bed| {
+        let command = bed.create(|create| create.key = Some((Arc::from("k"), 7)));
+        sandbox(&bed.call(&caller("default"), command)).row.id
+    };
+    let first = keyed(&mut bed);
+    bed.answer(failed());
+    assert_eq!(bed.show(first).row.status, SandboxStatus::Failed);
+    let second = keyed(&mut bed);
+    assert_ne!(first, second, "the same key tries again");
+    bed.answer(done());
+    assert_eq!(keyed(&mut bed), second, "and holds once it runs");
+    bed.restart();
+    assert_eq!(keyed(&mut bed), second);
 }

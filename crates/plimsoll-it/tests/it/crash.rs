@@ -263,3 +263,39 @@ fn a_leader_that_wakes_up_too_late_starts_nothing() {
     assert_eq!(seen["guests"], 2, "{seen}");
     assert_eq!(seen["unexpected_guests"], serde_json::json!([]), "{seen}");
 }
+
+/// `kill -9` of cell and agent while creates are under way: the callers that repeat their keys get
+/// in, each sandbox has one guest, and the host is not blamed for what it was not there to answer.
+#[test]
+fn creates_that_a_kill_cut_short_come_about_after_the_restart() {
+    const CREATES: usize = 4;
+    let folder = Folder::new();
+    let words = ["--driver=process", "--heartbeat-millis=500"];
+    let server = folder.up(&words);
+    let at = format!("--listen={}", address(&folder));
+    let create = ["create", "--template=process", "--memory-mib=16", "--", "sleep", "600"];
+    let mut callers: Vec<_> =
+        (0..CREATES).map(|_| folder.command(&create).spawn().unwrap()).collect();
+    // All are known: none has yet to read where the cell is, some may have been started.
+    wait_for("the creates", || {
+        let done = folder.run(&["ls", "--json", "--deadline=0"]);
+        done.code == 0 && done.json()["items"].as_array().unwrap().len() == CREATES
+    });
+    server.kill();
+    let again = ["up", &at, "--agent-listen=127.0.0.1:0", "--host-name=h1"];
+    let again: Vec<&str> = again.into_iter().chain(words).collect();
+    let _server = folder.serve(&again, "plimsoll-data/address");
+    fresh(&folder);
+    for caller in &mut callers {
+        assert!(caller.wait().unwrap().success());
+    }
+    let all = folder.run(&["ls", "--json"]).ok().json();
+    let all = all["items"].as_array().unwrap();
+    assert_eq!(all.len(), CREATES, "{all:?}");
+    assert!(all.iter().all(|one| one["status"] == "running"), "{all:?}");
+    wait_for("a report of all guests", || {
+        let host = host(&folder);
+        host["guests"] == CREATES && host["unexpected_guests"].as_array().unwrap().is_empty()
+    });
+    assert_eq!(host(&folder)["failures_in_a_row"], 0);
+}

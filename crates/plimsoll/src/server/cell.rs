@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use plimsoll_cell::{Cell, CellConfig, StoreUrl, TlsFiles};
+use plimsoll_cell::{Cell, CellConfig, ServeError, StartError, StoreUrl, TlsFiles};
 
 use super::quota::QuotaFlags;
 use super::{Tls, absolute, asked_to_stop, chain};
@@ -84,18 +84,38 @@ impl CellFlags {
     }
 }
 
+/// Refuses a store that was there and is empty now: taken for a new one, every guest that its hosts
+/// still run would be without a record.
+fn emptied(config: &CellConfig) -> Result<(), Failure> {
+    let StoreUrl::Sqlite(path) = &config.store else { return Ok(()) };
+    let empty = std::fs::metadata(path).is_ok_and(|file| file.len() == 0);
+    if !empty || !config.data.join("operator.key").exists() {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(Failure::refused(format!("the store {path} is empty, and keys of a former one are there"))
+        .hint("put a copy of the store back; to begin anew, remove the data folder"))
+}
+
 /// Starts a cell and waits until it decides.
 ///
 /// # Errors
 /// When it does not start, or cannot lead.
 pub(crate) async fn start(config: CellConfig) -> Result<Cell, Failure> {
     let listen = config.listen;
+    emptied(&config)?;
     let cell = plimsoll_cell::start(config).await.map_err(|error| {
-        let failure = Failure::refused(format!("the cell does not start: {}", chain(&error)));
-        failure.hint(format!(
-            "is another cell up? it holds {listen} and the store; --listen 127.0.0.1:0 picks a \
-             free port, --data another folder"
-        ))
+        let why = chain(&error);
+        let failure = Failure::refused(format!("the cell does not start: {why}"));
+        match error {
+            StartError::Serve(ServeError::Bind { .. }) => failure.hint(format!(
+                "is another cell up? it holds {listen}; --listen 127.0.0.1:0 picks a free port"
+            )),
+            StartError::Store(_) if why.contains(" is held by ") => {
+                failure.hint("is another cell up in this folder? --data names another folder")
+            }
+            _ => failure,
+        }
     })?;
     if let Err(error) = cell.ready().await {
         cell.shutdown().await;
