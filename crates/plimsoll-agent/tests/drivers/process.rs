@@ -381,8 +381,9 @@ async fn guests_have_users_of_their_own() {
     let name = |number| GuestName { id: plimsoll_types::SandboxId(number), attempt: 1 };
     let foreign = guests.dir(&name(other));
     let peep = format!(
-        "cat {0}/spec.json {0}/work/x; ls {0}/work {0}; echo end",
-        foreign.path().display()
+        "cat {0}/spec.json {1}/x; ls {1} {0}; echo end",
+        foreign.path().display(),
+        foreign.work_path().display()
     );
     let output = run(&driver, &name(one), &peep).await;
     assert_eq!(output.stdout, "end\n");

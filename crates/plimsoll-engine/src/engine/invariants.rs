@@ -186,7 +186,7 @@ impl Engine {
                     }
                     Claim::Reservation(r) => {
                         let reservation = &self.reservations[*r];
-                        pending += super::reserve::pending(reservation).0;
+                        pending += super::reservation::pending(reservation).0;
                         vcpus += reservation.row.vcpus.0;
                         if reservation.row.stateful {
                             stateful += reservation.row.memory_mib.0;
@@ -250,7 +250,7 @@ impl Engine {
                     }
                 }
                 Claim::Reservation(r) => {
-                    vcpus += super::reserve::pending(&self.reservations[*r]).1;
+                    vcpus += super::reservation::pending(&self.reservations[*r]).1;
                 }
             }
         }

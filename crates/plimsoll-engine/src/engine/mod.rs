@@ -21,6 +21,7 @@ mod place;
 mod preempt;
 mod queue;
 mod reads;
+mod reservation;
 mod reserve;
 mod restore;
 mod run;
@@ -29,6 +30,7 @@ mod slab;
 mod state;
 mod timers;
 mod totals;
+mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
