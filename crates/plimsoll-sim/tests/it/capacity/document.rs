@@ -135,7 +135,7 @@ fn the_document_says_what_the_model_does() {
 }
 
 #[test]
-#[ignore = "minutes; writes the comparison anew where it has changed"]
+#[ignore = "a minute of the release build, in which `./test` runs it; writes what has changed"]
 fn the_comparison_is_up_to_date() {
     let of = |number| {
         let seeds = Seeds { first: 1, number };
