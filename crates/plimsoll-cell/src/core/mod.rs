@@ -66,7 +66,6 @@ impl Core {
         }
     }
 
-    /// The lanes.
     /// Wakes the engine's thread, to look at what is not a job.
     pub(crate) fn wake(&self) {
         self.lanes.kick();
