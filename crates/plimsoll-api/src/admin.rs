@@ -45,9 +45,13 @@ pub struct HostView {
     pub standing: Option<HostFilter>,
     /// Age of its last report by the cell's clock.
     pub age_millis: Option<u64>,
-    /// Its own clock at that report.
+    /// When that report was made: by the host's own clock where it is within five minutes of the
+    /// cell's, else when the cell received it.
     #[serde(default)]
     pub heartbeat_at: Option<Time>,
+    /// How far the host's clock was ahead of the cell's then; negative is behind.
+    #[serde(default)]
+    pub clock_skew_millis: Option<i64>,
     /// When it was first seen.
     #[serde(default)]
     pub enrolled_at: Option<Time>,

@@ -25,15 +25,15 @@ const ADDRESS_LENGTH_MAX: usize = 2048;
 pub struct Heartbeat {
     /// New at each start of the reporter.
     pub boot_id: String,
-    /// Given by the cell at the agent's start.
+    /// Given by the cell at the agent's start; a little ahead of what this cell has given at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incarnation: Option<u64>,
-    /// Grows with each report of one boot.
+    /// Grows with each report of one boot, no faster than a clock of microseconds.
     pub sequence: u64,
     /// Highest command number that this report accounts for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_through: Option<u64>,
-    /// The host's own clock. Shown, never compared with the cell's.
+    /// The host's own clock. Shown while it is near the cell's; no verdict rests on it.
     #[serde(default)]
     pub heartbeat_at: Option<Time>,
     /// The host's uptime, for deadlines of commands.
@@ -192,11 +192,17 @@ impl Body for Heartbeat {
             check_address("address", address)?;
         }
         check_labels("labels", self.labels.iter())?;
+        check_drivers(self.drivers.as_deref().unwrap_or_default())?;
+        check("sequence", self.sequence)?;
+        check_opt("incarnation", self.incarnation)?;
+        check_opt("seen_through", self.seen_through)?;
+        check_opt("uptime_millis", self.uptime_millis)?;
         check_counted("counted", &self.counted)?;
         check("cpu_millis_total", self.cpu_millis_total)?;
         check("cpu_millis_used", self.cpu_millis_used)?;
         check("memory_mib_total", self.memory_mib_total)?;
         check("memory_mib_used", self.memory_mib_used)?;
+        check("starts_in_flight", self.starts_in_flight)?;
         check_opt("starts_limit", self.starts_limit)?;
         check_opt("pressure_bp", self.pressure_bp)?;
         check_opt("memory_mib_admittable", self.memory_mib_admittable)?;
@@ -217,8 +223,7 @@ impl Body for Heartbeat {
             }
         }
         for (at, ended) in self.ended.iter().enumerate() {
-            check_text("id", &ended.id, bounds::LABEL_LENGTH_MAX)
-                .map_err(|error| error.within(&format!("ended[{at}]")))?;
+            ended.validate().map_err(|error| error.within(&format!("ended[{at}]")))?;
         }
         let mut seen = BTreeSet::new();
         for (at, guest) in self.guests.iter().flatten().enumerate() {
@@ -243,7 +248,10 @@ impl Guest {
         }
         check("memory_mib", self.memory_mib)?;
         check_opt("resident_mib", self.resident_mib)?;
-        check_opt("charge_mib", self.charge_mib)
+        check_opt("charge_mib", self.charge_mib)?;
+        check_opt("attempt", self.attempt)?;
+        check("cpu_millis_total_used", self.cpu_millis_total_used)?;
+        check("egress_bytes_total", self.egress_bytes_total)
     }
 
     fn into_report(self, id: ClaimId) -> GuestReport {
@@ -266,6 +274,16 @@ impl Guest {
 }
 
 impl Ended {
+    fn validate(&self) -> Result<(), FieldError> {
+        if self.id.is_empty() {
+            return Err(FieldError::new("id", "an empty text", "an id"));
+        }
+        check_text("id", &self.id, bounds::LABEL_LENGTH_MAX)?;
+        check_opt("attempt", self.attempt)?;
+        check("cpu_millis_total_used", self.cpu_millis_total_used)?;
+        check_opt("egress_bytes_total", self.egress_bytes_total)
+    }
+
     /// What no claim of a cell is called has nothing to be credited to.
     fn into_report(self) -> Option<EndedGuest> {
         Some(EndedGuest {
@@ -286,6 +304,18 @@ impl From<EndedGuest> for Ended {
             egress_bytes_total: report.egress_bytes_total,
         }
     }
+}
+
+/// Checks what a host says that it runs guests with: words of a later version among them.
+fn check_drivers(words: &[String]) -> Result<(), FieldError> {
+    if words.len() > bounds::LABELS_MAX {
+        let bound = format!("at most {} entries", bounds::LABELS_MAX);
+        return Err(FieldError::new("drivers", format_args!("{} entries", words.len()), bound));
+    }
+    for (at, word) in words.iter().enumerate() {
+        check_text(&format!("drivers[{at}]"), word, bounds::NAME_LENGTH_MAX)?;
+    }
+    Ok(())
 }
 
 /// Checks that an address is a plain `http` or `https` URL without credentials.

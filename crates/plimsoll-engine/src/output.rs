@@ -441,8 +441,11 @@ pub struct HostView {
     pub reported_incarnation: Option<u64>,
     /// Its last sequence number.
     pub sequence: u64,
-    /// When it reported, by its own clock.
+    /// When it reported: by its own clock where that is near the cell's, else by the cell's.
     pub heartbeat_at: Option<Timestamp>,
+    /// How far its clock was ahead of the cell's when the report came, in milliseconds; its way
+    /// counts as behind.
+    pub clock_skew_millis: Option<i64>,
     /// Free counted resources as reported.
     pub counted: Counted,
     /// Memory pressure as reported, in basis points.

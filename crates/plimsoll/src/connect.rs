@@ -97,6 +97,12 @@ impl Connect {
         Ok(Client::new(config)?)
     }
 
+    /// How long a command waits for what it has set going; `None` is not at all.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let seconds = self.deadline.unwrap_or(DEADLINE_WAITS_SECONDS);
+        (seconds > 0).then(|| Duration::from_secs(seconds))
+    }
+
     /// The first address of the cell and the key, for what needs no client.
     ///
     /// # Errors

@@ -9,9 +9,11 @@ use plimsoll_types::bounds;
 const HOST_MEMORY_MIB_MAX: i128 = 1 << 30;
 /// Most core-milliseconds per second of one host: 65 536 cores.
 const HOST_CPU_MILLIS_MAX: i128 = 65_536_000;
-/// Largest limit of a plan or count of a resource: exact also in readers that hold numbers as
+/// Largest limit of a plan, count of a resource or counter of a report: exact also in readers that hold numbers as
 /// doubles.
 const COUNT_MAX: i128 = (1 << 53) - 1;
+/// Most starts at once of one host: a guess above any machine, so that sums stay far from the edge.
+const STARTS_MAX: i128 = 1_000_000;
 /// Longest setting of a pool in seconds: ten years, as lifecycle limits.
 const SETTING_SECONDS_MAX: i128 = bounds::LIFECYCLE_SECONDS_MAX as i128;
 /// Longest command run in a guest through `exec`, in seconds: an hour; what runs longer belongs in
@@ -62,7 +64,15 @@ impl Bound {
             "memory_mib_used" => Self::Range(0, HOST_MEMORY_MIB_MAX),
             "memory_mib_admittable" => Self::Range(-HOST_MEMORY_MIB_MAX, HOST_MEMORY_MIB_MAX),
             "cpu_millis_total" | "cpu_millis_used" => Self::Range(0, HOST_CPU_MILLIS_MAX),
-            "starts_limit" => Self::Range(1, 1_000_000),
+            "starts_limit" => Self::Range(1, STARTS_MAX),
+            "starts_in_flight" => Self::Range(0, STARTS_MAX),
+            "sequence"
+            | "incarnation"
+            | "seen_through"
+            | "uptime_millis"
+            | "cpu_millis_total_used"
+            | "egress_bytes_total" => Self::Range(0, COUNT_MAX),
+            "attempt" => Self::Range(1, u32::MAX as i128),
             "period_anchor_day" => Self::Range(1, 31),
             "limit" | "burst_limit" => Self::Range(0, COUNT_MAX),
             "preemptions_per_minute_max" => Self::Range(0, 1_000_000),

@@ -91,13 +91,14 @@ fn words_and_names_say_what_is_allowed() {
 
 #[test]
 fn bounds_speak_of_json_and_not_of_types() {
-    let beat = |sequence: &str, guests: &str| {
+    let beat = |protocol: &str, guests: &str| {
         let body = format!(
-            r#"{{"boot_id": "b", "memory_mib_total": 1, "sequence": {sequence}, "guests": {guests}}}"#
+            r#"{{"boot_id": "b", "memory_mib_total": 1, "sequence": 1, "protocol": {protocol},
+                "guests": {guests}}}"#
         );
         about::<Heartbeat>(&body)
     };
-    assert_eq!(beat("-1", "[]"), ("sequence".into(), "an integer of at least 0".into()));
+    assert_eq!(beat("-1", "[]"), ("protocol".into(), "an integer of at least 0".into()));
     assert_eq!(beat("1", "{}"), ("guests".into(), "a list".into()));
     assert_eq!(beat("1", "[7]"), ("guests[0]".into(), "an object".into()));
     let body = r#"{"key": "k", "memory_mib": 1, "vcpus": 1, "mode": "maybe"}"#;

@@ -18,8 +18,8 @@ pub(super) const ADMIN: &[Route] = &[
         "create_plan",
         Operator,
         Write,
-        "Make a plan",
-        &[(201, One("Plan"))],
+        "Make a plan: 200 where the same is there already, 409 where another has its name",
+        &[(201, One("Plan")), (200, One("Plan"))],
     )
     .body("Plan")
     .keyed(),
@@ -67,8 +67,8 @@ pub(super) const ADMIN: &[Route] = &[
         "create_tenant",
         Operator,
         Write,
-        "Make a tenant",
-        &[(201, One("Tenant"))],
+        "Make a tenant: 200 where the same is there already, 409 where another has its name",
+        &[(201, One("Tenant")), (200, One("Tenant"))],
     )
     .body("CreateTenant")
     .keyed(),
@@ -148,8 +148,8 @@ pub(super) const ADMIN: &[Route] = &[
         "create_pool",
         Operator,
         Write,
-        "Make a pool",
-        &[(201, One("Pool"))],
+        "Make a pool: 200 where the same is there already, 409 where another has its name",
+        &[(201, One("Pool")), (200, One("Pool"))],
     )
     .body("Pool")
     .keyed(),
@@ -197,8 +197,8 @@ pub(super) const ADMIN: &[Route] = &[
         "create_template",
         Operator,
         Write,
-        "Make a template",
-        &[(201, One("Template"))],
+        "Make a template: 200 where the same is there already, 409 where another has its name",
+        &[(201, One("Template")), (200, One("Template"))],
     )
     .body("Template")
     .keyed(),

@@ -103,6 +103,21 @@ fn every_figure_out_of_its_bound_is_refused_by_name() {
     let cases = [
         ("/boot_id", json!("")),
         ("/sequence", json!(-1)),
+        ("/sequence", json!(1_u64 << 53)),
+        ("/sequence", json!(i64::MAX)),
+        ("/sequence", json!(u64::MAX)),
+        ("/incarnation", json!(-1)),
+        ("/incarnation", json!(i64::MAX)),
+        ("/seen_through", json!(-1)),
+        ("/seen_through", json!(1_u64 << 53)),
+        ("/starts_in_flight", json!(-1)),
+        ("/starts_in_flight", json!(1_000_001)),
+        ("/memory_mib_total", json!((1 << 30) + 1)),
+        ("/memory_mib_used", json!(-1)),
+        ("/memory_mib_admittable", json!(i64::MIN)),
+        ("/memory_mib_admittable", json!(-(1 << 30) - 1)),
+        ("/cpu_millis_total", json!(-1)),
+        ("/cpu_millis_total", json!(65_536_001)),
         ("/memory_mib_total", json!(0)),
         ("/memory_mib_total", json!(-5)),
         ("/memory_mib_total", json!(1.5)),
@@ -125,10 +140,41 @@ fn every_figure_out_of_its_bound_is_refused_by_name() {
         ("/guests/0/memory_mib", json!(0)),
         ("/guests/0/status", json!("up")),
         ("/guests/0/resident_mib", json!(-1)),
+        ("/guests/0/charge_mib", json!(-1)),
+        ("/guests/0/charge_mib", json!(u64::MAX)),
+        ("/guests/0/cpu_millis_total_used", json!(-1)),
+        ("/guests/0/cpu_millis_total_used", json!(i64::MAX)),
+        ("/guests/0/egress_bytes_total", json!(1_u64 << 53)),
+        ("/guests/0/last_active_at", json!("soon")),
     ] {
         let (field, _) = about::<Heartbeat>(with(beat(), pointer, value));
         assert_eq!(field, pointer.replace("/guests/0/", "guests[0]."));
     }
+    for (field, value) in [
+        ("uptime_millis", json!(u64::MAX)),
+        ("pressure_bp", json!(10_001)),
+        ("guests[0].attempt", json!(0)),
+        ("guests[0].attempt", json!(1_u64 << 32)),
+        ("guests[0].exit_code", json!(1_u64 << 31)),
+    ] {
+        let mut body = beat();
+        match field.strip_prefix("guests[0].") {
+            Some(name) => body["guests"][0][name] = value,
+            None => body[field] = value,
+        }
+        assert_eq!(about::<Heartbeat>(body).0, field);
+    }
+    let mut body = beat();
+    body["ended"] = json!([{"id": sbx(2), "cpu_millis_total_used": -1}]);
+    assert_eq!(about::<Heartbeat>(body).0, "ended[0].cpu_millis_total_used");
+    let mut body = beat();
+    body["drivers"] = json!(["x".repeat(64)]);
+    assert_eq!(about::<Heartbeat>(body).0, "drivers[0]");
+    let (field, bound) = about::<Heartbeat>(with(beat(), "/sequence", json!(i64::MAX)));
+    assert_eq!(
+        (field.as_str(), bound.as_str()),
+        ("sequence", "an integer from 0 to 9007199254740991")
+    );
     let (field, _) = about::<Heartbeat>(with(beat(), "/counted", json!({"gpu": -1})));
     assert_eq!(field, "counted.gpu");
 }

@@ -255,6 +255,7 @@ pub(crate) fn host(view: HostView) -> api::HostView {
         standing: view.standing,
         age_millis: view.age.map(|age| age.get()),
         heartbeat_at: view.heartbeat_at.map(Into::into),
+        clock_skew_millis: view.clock_skew_millis,
         enrolled_at: Some(view.row.enrolled_at.into()),
         region: Some(view.region),
         address: view.row.address,

@@ -1,7 +1,7 @@
 //! Every bad body gets a problem that names the field and its bound.
 
 use reqwest::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Answer, Tested};
 
@@ -123,4 +123,75 @@ async fn unknown_routes_methods_and_objects_are_problems() {
     put.expect_code(405, "method_not_allowed");
     let late = "/v1/reservations/rsv_00000000000000000000000000/commit";
     cell.post(late, serde_json::json!({})).await.expect_code(404, "not_found");
+}
+
+/// A host that counts wrong is told so, and stays in as soon as it counts right again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_absurd_report_is_refused_and_not_taken_over() {
+    let cell = Tested::memory().await;
+    cell.beat("h1", 1, 8192).await;
+    let body = |field: &str, value: Value| {
+        let mut body = json!({ "boot_id": "b1", "sequence": 2, "memory_mib_total": 65536,
+            "memory_mib_admittable": 4096 });
+        body[field] = value;
+        body.to_string()
+    };
+    let cases = [
+        ("sequence", json!(i64::MAX)),
+        ("sequence", json!((1_u64 << 53) - 1)),
+        ("incarnation", json!((1_u64 << 53) - 1)),
+        ("memory_mib_admittable", json!(-(1_i64 << 40))),
+        ("starts_in_flight", json!(u32::MAX)),
+    ];
+    for (field, value) in cases {
+        let sent = body(field, value);
+        let answer = raw(&cell, Method::POST, "/v1/hosts/h1/heartbeat", sent).await;
+        let answer = answer.expect_code(400, "invalid_request");
+        assert_eq!(answer.body["field"], field, "{}", answer.text);
+        assert!(answer.body["bound"].as_str().unwrap().contains(char::is_numeric));
+    }
+    let taken = cell.beat("h1", 2, 8192).await;
+    assert_eq!(taken.body["accepted"], true, "{}", taken.text);
+    // Less than nothing is what a host admits that is over its budget.
+    let taken = cell.beat("h1", 3, -1).await;
+    assert_eq!(taken.body["accepted"], true, "{}", taken.text);
+    let host = cell.admin(Method::GET, "/v1/admin/hosts/h1", Value::Null).await.expect(200);
+    assert_eq!(host.body["memory_mib_admittable"], -1);
+    assert!(host.body["clock_skew_millis"].as_i64().unwrap() < -300_000, "{}", host.text);
+}
+
+/// A name that is taken is no licence to set everything else back to its default.
+#[tokio::test(flavor = "multi_thread")]
+async fn making_what_is_there_changes_nothing() {
+    let cell = Tested::memory().await;
+    let cases = [
+        ("pools", "name", "limit", json!(5), json!(6)),
+        ("templates", "name", "memory_mib", json!(64), json!(128)),
+        ("plans", "id", "rate", json!({"creates_per_minute": {"limit": 7}}), json!({})),
+        ("tenants", "id", "payment_method", json!(true), json!(false)),
+    ];
+    for (kind, name, field, first, other) in cases {
+        let path = format!("/v1/admin/{kind}");
+        let body = |value: &Value| {
+            let mut body = json!({});
+            body[name] = json!("x");
+            body[field] = value.clone();
+            if kind == "templates" {
+                body["driver"] = json!("process");
+            }
+            body
+        };
+        let made = cell.admin(Method::POST, &path, body(&first)).await.expect(201);
+        let again = cell.admin(Method::POST, &path, body(&first)).await.expect(200);
+        assert_eq!(again.body, made.body, "{kind}");
+        let refused = cell.admin(Method::POST, &path, body(&other)).await;
+        let refused = refused.expect_code(409, "conflict");
+        let detail = refused.body["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("PATCH {path}/x")), "{detail}");
+        let held = cell.admin(Method::GET, &format!("{path}/x"), Value::Null).await.expect(200);
+        assert_eq!(held.body, made.body, "{kind}");
+    }
+    // The pool of the first start, too.
+    let body = json!({ "name": "local", "limit": 1 });
+    cell.admin(Method::POST, "/v1/admin/pools", body).await.expect_code(409, "conflict");
 }

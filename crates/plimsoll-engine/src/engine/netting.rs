@@ -14,6 +14,15 @@ use crate::rows::{Change, ReservationState};
 /// cell until it is listed.
 const ANSWER_RESERVATIONS_MAX: usize = 10_000;
 
+/// Sequence numbers that may go by unheard: 2^32 reports, more than any host sends in a year.
+const SEQUENCE_JUMP_MAX: u64 = 1 << 32;
+/// And for each millisecond since the last report so many more: twice what a clock of
+/// microseconds counts, since that is what some number their reports with.
+const SEQUENCE_PER_MILLI: u64 = 2_000;
+/// Starts of an agent that this cell may not know of, as after its store came from a backup. A
+/// higher incarnation was given by nobody.
+const INCARNATION_JUMP_MAX: u64 = 1 << 20;
+
 impl Engine {
     /// Takes in a report, if it is newer than what is held, and answers it.
     pub(super) fn report(
@@ -51,6 +60,12 @@ impl Engine {
                 self.enrol(now, row, pool, out)
             }
         };
+        if let Some(refusal) = self.leaps(now, ix, &report) {
+            if probe {
+                self.host_answered(now, ix, out);
+            }
+            return Self::refuse(token, refusal, out);
+        }
         if !self.is_newer(ix, &report) {
             if probe {
                 self.host_answered(now, ix, out);
@@ -82,6 +97,34 @@ impl Engine {
         self.stir(pool);
         self.host_answered(now, ix, out);
         out.replies.push((token, Reply::Heartbeat(self.heartbeat_answer(ix, true))));
+    }
+
+    /// Whether the report's place in the order is so far ahead that taking it would shut out those
+    /// that follow.
+    fn leaps(&self, now: Timestamp, ix: Ix, report: &HostReport) -> Option<Refusal> {
+        let host = &self.hosts[ix];
+        let too_high = |field: &'static str, given: u64, most: u64, why: &str| {
+            let bound = format!("at most {most}, {why}");
+            let detail = format!("{field} is {given}: {bound}");
+            let mut refusal = Refusal::new(RefusalCode::InvalidRequest, detail);
+            refusal.field = Some((field, bound));
+            Some(refusal)
+        };
+        let most = host.row.incarnation.saturating_add(INCARNATION_JUMP_MAX);
+        if let Some(given) = report.incarnation.filter(|given| *given > most) {
+            return too_high("incarnation", given, most, "near what this cell has given");
+        }
+        let seen = host.report.as_ref()?;
+        let same =
+            seen.report.boot_id == report.boot_id && seen.report.incarnation == report.incarnation;
+        let time = now.since(seen.at).get().saturating_mul(SEQUENCE_PER_MILLI);
+        let held = seen.report.sequence;
+        let most = held.saturating_add(SEQUENCE_JUMP_MAX).saturating_add(time);
+        if same && report.sequence > most {
+            let why = format!("as it follows {held} of the same boot_id");
+            return too_high("sequence", report.sequence, most, &why);
+        }
+        None
     }
 
     /// Order by incarnation, then by boot and sequence; clocks do not come into it.

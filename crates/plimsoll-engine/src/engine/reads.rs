@@ -5,7 +5,9 @@ use std::sync::Arc;
 use plimsoll_policy::ladder::{Ladder, Notice, Rung};
 use plimsoll_policy::quota::Counter;
 use plimsoll_policy::rate::RateKind;
-use plimsoll_types::{BasisPoints, Driver, HostFilter, Mib, MilliCpu, RefusalCode, Timestamp};
+use plimsoll_types::{
+    BasisPoints, Driver, HostFilter, Mib, MilliCpu, Millis, RefusalCode, Timestamp,
+};
 
 use super::Engine;
 use super::state::{Ix, Waiter};
@@ -15,6 +17,10 @@ use crate::output::{
     PoolView, QuotaView, RateView, Refusal, Reply,
 };
 use crate::rows::{PlanRow, Role};
+
+/// A host's own clock is shown up to this far from the cell's: further away it lines up with no log
+/// of the cell, and says nothing but that it is wrong.
+const CLOCK_SKEW_SHOWN_MAX: Millis = Millis::from_seconds(300);
 
 impl Engine {
     pub(super) fn read(
@@ -198,6 +204,12 @@ impl Engine {
         let mut row = host.row.clone();
         row.secret = None;
         let report = host.report.as_ref().map(|seen| &seen.report);
+        let clock = host.report.as_ref().map(|seen| {
+            let said = seen.report.heartbeat_at;
+            let skew = said.millis().saturating_sub(seen.at.millis());
+            let near = skew.unsigned_abs() <= CLOCK_SKEW_SHOWN_MAX.get();
+            (if near { said } else { seen.at }, skew)
+        });
         let drivers = report.map_or_else(Vec::new, |report| {
             Driver::ALL
                 .iter()
@@ -233,7 +245,8 @@ impl Engine {
             boot_id: report.map_or_else(String::new, |report| report.boot_id.clone()),
             reported_incarnation: report.and_then(|report| report.incarnation),
             sequence: report.map_or(0, |report| report.sequence),
-            heartbeat_at: report.map(|report| report.heartbeat_at),
+            heartbeat_at: clock.map(|(shown, _)| shown),
+            clock_skew_millis: clock.map(|(_, skew)| skew),
             counted: report.map_or_else(Default::default, |report| report.counted.clone()),
             pressure_bp: report.and_then(|report| report.pressure_bp),
             unexpected: host.unexpected.clone(),

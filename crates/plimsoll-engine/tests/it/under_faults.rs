@@ -755,3 +755,55 @@ fn a_create_whose_start_failed_binds_no_key() {
     bed.restart();
     assert_eq!(keyed(&mut bed), second);
 }
+
+/// What one report comes to.
+fn reported(bed: &mut Bed, change: impl FnOnce(&mut plimsoll_types::HostReport)) -> Reply {
+    let mut report = bed.next_report("h1");
+    change(&mut report);
+    let token = Token(bed.number());
+    bed.input(Input::Report { token, report: Box::new(report), probe: false });
+    bed.reply(token).unwrap()
+}
+
+#[test]
+fn a_report_that_leaps_ahead_is_refused_and_shuts_nobody_out() {
+    let mut bed = Bed::new();
+    bed.heartbeat("h1", |report| report.sequence = 7);
+    let refused = reported(&mut bed, |report| report.sequence = 1 << 52);
+    let (field, bound) = refusal(&refused).field.as_ref().unwrap();
+    assert_eq!(*field, "sequence");
+    assert!(bound.contains("at most 4294967303"), "{bound}");
+    let next = reported(&mut bed, |report| report.sequence = 8);
+    assert!(matches!(next, Reply::Heartbeat(answer) if answer.accepted));
+
+    // The same for incarnations, beyond those that a cell may have forgotten.
+    let refused = reported(&mut bed, |report| report.incarnation = Some((1 << 20) + 1));
+    assert_eq!(refusal(&refused).field.as_ref().unwrap().0, "incarnation");
+    let next = reported(&mut bed, |report| report.sequence = 9);
+    assert!(matches!(next, Reply::Heartbeat(answer) if answer.accepted));
+    let later = reported(&mut bed, |report| report.incarnation = Some(3));
+    assert!(matches!(later, Reply::Heartbeat(answer) if answer.accepted));
+
+    // Who numbers reports with a clock of microseconds may be silent for as long as they like.
+    bed.pass(14 * 24 * 3_600_000);
+    let clock = reported(&mut bed, |report| {
+        report.incarnation = Some(3);
+        report.sequence = 14 * 24 * 3_600_000_000;
+    });
+    assert!(matches!(clock, Reply::Heartbeat(answer) if answer.accepted));
+}
+
+#[test]
+fn a_clock_far_from_the_cells_is_told_and_not_shown() {
+    let mut bed = Bed::new();
+    let now = bed.now;
+    for (ahead, shown) in [(-300_000, -300_000), (-300_001, 0), (i64::MAX / 2, 0), (250, 250)] {
+        let said = plimsoll_types::Timestamp(now.millis() + ahead);
+        bed.heartbeat("h1", |report| report.heartbeat_at = said);
+        let reply = bed.call(&operator(), Command::Read(Read::Hosts(None)));
+        let Reply::Hosts(views) = reply else { panic!("no hosts: {reply:?}") };
+        assert_eq!(views[0].clock_skew_millis, Some(ahead));
+        let at = views[0].heartbeat_at.unwrap();
+        assert_eq!(at.millis() - now.millis(), shown);
+    }
+}

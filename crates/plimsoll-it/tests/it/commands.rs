@@ -139,9 +139,42 @@ fn a_stopped_sandbox_starts_again() {
         let id = folder.create(&["--template", template, "--", "sleep", "600"]);
         for _ in 0..2 {
             folder.run(&["stop", &id]).ok();
-            folder.run(&["start", &id]).ok();
-            folder.run(&["wait", &id, "--status=running"]).ok();
+            let started = folder.run(&["start", &id]).ok();
+            assert!(started.stdout.contains("running"), "{started:?}");
+            assert_eq!(folder.status(&id), "running");
         }
+        folder.run(&["pause", &id]).ok().says("paused");
+        folder.run(&["resume", &id]).ok().says("running");
+        folder.run(&["stop", &id]).ok();
+        folder.run(&["start", &id, "--no-wait"]).ok();
+        folder.run(&["wait", &id, "--status=running"]).ok();
         folder.run(&["rm", &id]).ok();
     }
+}
+
+/// What has no room keeps its place, and its command says after a while that this is for now.
+#[test]
+fn a_resume_that_waits_in_vain_is_refused_for_now() {
+    let folder = Folder::new();
+    let _server = folder.up(&["--driver=simulated,process", "--simulated-start-millis=1"]);
+    folder.run(&["pools", "set", "local", "pause=checkpoint", "limit=1"]).ok();
+    let first = folder.create(&["--template=sleeper"]);
+    folder.run(&["pause", &first]).ok();
+    let second = folder.create(&["--template=sleeper"]);
+    let waits = folder.run(&["resume", &first, "--deadline=1"]).exits(75);
+    let waits = waits.says("waiting for a free slot on pool local");
+    assert!(waits.stderr.contains("not running") && waits.stdout.contains("paused"), "{waits:?}");
+    folder.run(&["rm", &second]).ok();
+    wait_for("the resume", || folder.status(&first) == "running");
+}
+
+#[test]
+fn decisions_say_where_hosts_were_counted() {
+    let folder = Folder::new();
+    let _server = folder.up(&["--driver=simulated,process", "--simulated-start-millis=1"]);
+    folder.create(&["--template=sleeper"]);
+    folder.run(&["decisions"]).ok().says("not counted: it was let in");
+    folder.run(&["pools", "set", "local", "limit=1"]).ok();
+    folder.run(&["create", "--template=sleeper", "--deadline=0"]).exits(75);
+    folder.run(&["decisions", "--code=no_capacity"]).ok().says(" of 1 ");
 }

@@ -102,8 +102,13 @@ fn verdict(decision: &DecisionView) -> String {
 fn filters(decision: &DecisionView) -> String {
     let counts = &decision.counts;
     if counts.hosts == 0 {
-        // An admission asks the index for one host and counts none.
-        return "-".to_owned();
+        // An admission asks the index for one host and counts none; a refusal by a tenant's limit
+        // is made before hosts are looked at.
+        let why = match decision.verdict {
+            Verdict::Admit | Verdict::Queue => "not counted: it was let in",
+            Verdict::Refuse => "none looked at",
+        };
+        return why.to_owned();
     }
     let mut parts = vec![format!("{} of {} fit", counts.candidates, counts.hosts)];
     let fallen = HostFilter::ALL.into_iter().map(|filter| (filter, counts.of(filter)));

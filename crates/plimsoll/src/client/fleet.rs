@@ -173,6 +173,16 @@ fn starts(host: &HostView) -> String {
     format!("{} of {limit}", host.starts_in_flight)
 }
 
+/// How far a host's clock is from the cell's.
+fn clock(skew_millis: i64) -> String {
+    let by = show::length(skew_millis.unsigned_abs());
+    if skew_millis < 0 {
+        format!("{by} behind the cell's")
+    } else {
+        format!("{by} ahead of the cell's")
+    }
+}
+
 fn print(host: &HostView) -> Result<(), Failure> {
     if show::wants_json() {
         return show::json(host);
@@ -187,6 +197,7 @@ fn print(host: &HostView) -> Result<(), Failure> {
         ("status", word(&host.status)),
         ("closed by", closed_by(host)),
         ("last report", opt(host.age_millis.map(|age| format!("{} ago", show::length(age))))),
+        ("its clock", opt(host.clock_skew_millis.map(clock))),
         ("address", opt(host.address.as_ref())),
         ("region", opt(host.region.as_ref())),
         ("labels", pairs(labels)),

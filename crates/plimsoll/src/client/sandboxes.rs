@@ -1,10 +1,11 @@
 //! Commands about sandboxes that exist.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use plimsoll_api::{Body as _, ExecRequest, ListSandboxes, Sandbox, WaitQuery};
-use plimsoll_client::Waited;
+use plimsoll_client::{Client, Waited};
 use plimsoll_types::{PoolName, SandboxId, SandboxStatus, bounds};
 
 use super::{Rows, pair};
@@ -14,6 +15,8 @@ use crate::show::{self, Table, opt, yes};
 
 /// Exit code of a command whose time ran out, as `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
+/// A wait for a state asks anew this often: what turned back on the way is noticed then.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// What is added to a signal's number for an exit code, as shells do.
 const SIGNALLED: i32 = 128;
 
@@ -200,7 +203,7 @@ fn exit_code(code: Option<i32>) -> u8 {
 }
 
 macro_rules! verbs {
-    ($($(#[$doc:meta])* $name:ident => $call:ident, $patience:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident => $call:ident, $patience:ident, $there:ident;)*) => {
         $(
             $(#[$doc])*
             #[derive(Args, Clone, Debug)]
@@ -208,6 +211,9 @@ macro_rules! verbs {
                 /// The sandbox
                 #[arg(value_name = "ID")]
                 id: SandboxId,
+                /// Answer at once, and do not wait until it is there; so does --deadline 0
+                #[arg(long)]
+                no_wait: bool,
                 #[command(flatten)]
                 connect: Connect,
             }
@@ -215,7 +221,14 @@ macro_rules! verbs {
             impl $name {
                 pub(crate) async fn run(self) -> Result<ExitCode, Failure> {
                     let client = self.connect.client(As::Tenant, Patience::$patience)?;
-                    stands(&client.$call(self.id).await?)
+                    let patience = self.connect.patience().filter(|_| !self.no_wait);
+                    let sandbox = client.$call(self.id).await?;
+                    match patience {
+                        Some(patience) => {
+                            reach(&client, sandbox, SandboxStatus::$there, patience).await
+                        }
+                        None => stands(&sandbox),
+                    }
                 }
             }
         )*
@@ -223,14 +236,63 @@ macro_rules! verbs {
 }
 
 verbs! {
-    /// Pauses a sandbox.
-    Pause => pause_sandbox, Answers;
-    /// Resumes a sandbox.
-    Resume => resume_sandbox, Waits;
+    /// Pauses a sandbox, and waits until it is paused.
+    Pause => pause_sandbox, Answers, Paused;
+    /// Resumes a sandbox, and waits until it runs.
+    Resume => resume_sandbox, Waits, Running;
     /// Stops a sandbox.
-    Stop => stop_sandbox, Answers;
-    /// Starts a stopped sandbox.
-    Start => start_sandbox, Waits;
+    Stop => stop_sandbox, Answers, Stopped;
+    /// Starts a stopped sandbox, and waits until it runs.
+    Start => start_sandbox, Waits, Running;
+}
+
+/// Waits until a sandbox is where a call sent it, and tells where it stands.
+async fn reach(
+    client: &Client,
+    mut sandbox: Sandbox,
+    there: SandboxStatus,
+    patience: Duration,
+) -> Result<ExitCode, Failure> {
+    let until = Instant::now() + patience;
+    let mut said = None;
+    while sandbox.status != there {
+        let what = format!("it is {} and not {there}", sandbox.status);
+        let left = until.saturating_duration_since(Instant::now());
+        if !on_its_way(&sandbox) || left.is_zero() {
+            stands(&sandbox)?;
+            return Err(if on_its_way(&sandbox) {
+                Failure::not_now(what).hint("`plimsoll wait` waits on; it keeps its place")
+            } else {
+                Failure::refused(what)
+            });
+        }
+        if said != sandbox.reason {
+            said.clone_from(&sandbox.reason);
+            show::say(&format!("waiting, {}", show::clean(&opt(said.as_ref()))));
+        }
+        // The cell takes whole seconds, at least one.
+        let timeout_seconds = left.min(LOOK_INTERVAL).as_secs().max(1);
+        let query = WaitQuery { status: there, timeout_seconds };
+        sandbox = match client.wait_sandbox(sandbox.id, &query).await? {
+            Waited::Reached(sandbox) | Waited::NotYet(sandbox) => *sandbox,
+        };
+    }
+    stands(&sandbox)
+}
+
+/// Whether a sandbox goes somewhere by itself.
+fn on_its_way(sandbox: &Sandbox) -> bool {
+    match sandbox.status {
+        SandboxStatus::Provisioning
+        | SandboxStatus::Queued
+        | SandboxStatus::Pausing
+        | SandboxStatus::Resuming => true,
+        SandboxStatus::Paused | SandboxStatus::Stopped => sandbox.resume_requested_at.is_some(),
+        SandboxStatus::Running
+        | SandboxStatus::Terminating
+        | SandboxStatus::Terminated
+        | SandboxStatus::Failed => false,
+    }
 }
 
 /// Tells where a sandbox stands after a call.

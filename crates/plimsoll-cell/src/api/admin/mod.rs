@@ -65,6 +65,22 @@ async fn change(app: &App, caller: Caller, admin: Admin) -> Result<(), Reject> {
     app.call(caller, Command::Admin(Box::new(admin))).await.map(drop)
 }
 
+/// What a POST about something named comes to where the name is taken: the very same again is
+/// answered as it stands, anything else is no create.
+///
+/// # Errors
+/// When it would change what is there.
+fn again<T: PartialEq>(held: &T, wanted: &T, kind: &str, name: &str) -> Result<(), Reject> {
+    if held == wanted {
+        return Ok(());
+    }
+    let detail = format!(
+        "{kind} {name} is there already, with other settings; PATCH /v1/admin/{kind}s/{name} \
+         changes them"
+    );
+    Err(Reject::new(RefusalCode::Conflict, detail))
+}
+
 /// Makes something whose answer holds a secret, once: a repeated call under the same idempotency
 /// key gets the same answer.
 ///

@@ -9,7 +9,7 @@ use plimsoll_engine::rows::TemplateRow;
 use plimsoll_engine::{Admin, Caller, Command, PoolView, Read, Reply};
 use plimsoll_types::{PoolName, TemplateName};
 
-use super::change;
+use super::{again, change};
 use crate::api::{named, slice};
 use crate::app::App;
 use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read};
@@ -50,7 +50,7 @@ pub(super) async fn pool(
     Ok(json(StatusCode::OK, &map::pool(view.row)))
 }
 
-/// Makes a pool, or replaces the settings of the one of this name.
+/// Makes a pool. The same again is answered with what is there.
 pub(super) async fn put_pool(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -59,6 +59,10 @@ pub(super) async fn put_pool(
     let body: api::Pool = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let row = map::pool_row(body);
+    if let Some(held) = find_pool(&app, operator.caller.clone(), &row.name).await? {
+        again(&held.row, &row, POOL, row.name.as_str())?;
+        return Ok(json(StatusCode::OK, &map::pool(held.row)));
+    }
     change(&app, operator.caller, Admin::PutPool(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::pool(row)))
 }
@@ -124,7 +128,7 @@ pub(super) async fn template(
     Ok(json(StatusCode::OK, &map::template(row)))
 }
 
-/// Makes a template, or replaces the one of this name; sandboxes made from it stay as they are.
+/// Makes a template. The same again is answered with what is there.
 pub(super) async fn put_template(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -133,10 +137,15 @@ pub(super) async fn put_template(
     let body: api::Template = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let row = map::template_row(body);
+    if let Some(held) = find_template(&app, operator.caller.clone(), &row.name).await? {
+        again(&held, &row, TEMPLATE, row.name.as_str())?;
+        return Ok(json(StatusCode::OK, &map::template(held)));
+    }
     change(&app, operator.caller, Admin::PutTemplate(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::template(row)))
 }
 
+/// Changes a template; sandboxes made from it stay as they are.
 pub(super) async fn patch_template(
     State(app): State<Arc<App>>,
     operator: Operator,

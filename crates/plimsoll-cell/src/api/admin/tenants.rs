@@ -10,7 +10,7 @@ use plimsoll_engine::rows::{PlanRow, TenantRow};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
 use plimsoll_types::{PlanId, RefusalCode, TenantId};
 
-use super::change;
+use super::{again, change};
 use crate::api::{cursor, named, slice};
 use crate::app::App;
 use crate::clock::wall;
@@ -66,7 +66,7 @@ pub(super) async fn plan(
     Ok(json(StatusCode::OK, &map::plan(row)))
 }
 
-/// Makes a plan, or replaces the one of this name.
+/// Makes a plan. The same again is answered with what is there.
 pub(super) async fn put_plan(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -75,6 +75,10 @@ pub(super) async fn put_plan(
     let body: api::Plan = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let row = map::plan_row(&body);
+    if let Some(held) = find_plan(&app, operator.caller.clone(), &row.id).await? {
+        again(&held, &row, PLAN, row.id.as_str())?;
+        return Ok(json(StatusCode::OK, &map::plan(held)));
+    }
     change(&app, operator.caller, Admin::PutPlan(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::plan(row)))
 }
@@ -133,7 +137,7 @@ pub(super) async fn tenant(
     Ok(json(StatusCode::OK, &map::tenant(row)))
 }
 
-/// Makes a tenant, or replaces the settings of the one of this name.
+/// Makes a tenant. The same again is answered with what is there.
 pub(super) async fn put_tenant(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -147,10 +151,12 @@ pub(super) async fn put_tenant(
     let mut row = map::tenant_row(body, default, wall());
     if let Some(held) = held {
         row.payment_method_ever |= held.payment_method_ever;
-        row.suspended = held.suspended;
+        row.suspended.clone_from(&held.suspended);
         if created_at.is_none() {
             row.created_at = held.created_at;
         }
+        again(&held, &row, TENANT, row.id.as_str())?;
+        return Ok(json(StatusCode::OK, &map::tenant(held)));
     }
     check_plan(&app, &operator.caller, &row.plan).await?;
     change(&app, operator.caller, Admin::PutTenant(row.clone())).await?;
