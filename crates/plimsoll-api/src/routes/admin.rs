@@ -18,7 +18,7 @@ pub(super) const ADMIN: &[Route] = &[
         "create_plan",
         Operator,
         Write,
-        "Make a plan: 200 where the same is there already, 409 where another has its name",
+        "Make a plan; where its name is taken, change what the body names, as PATCH does (200)",
         &[(201, One("Plan")), (200, One("Plan"))],
     )
     .body("Plan")
@@ -67,7 +67,7 @@ pub(super) const ADMIN: &[Route] = &[
         "create_tenant",
         Operator,
         Write,
-        "Make a tenant: 200 where the same is there already, 409 where another has its name",
+        "Make a tenant; where its name is taken, change what the body names, as PATCH does (200)",
         &[(201, One("Tenant")), (200, One("Tenant"))],
     )
     .body("CreateTenant")
@@ -148,7 +148,7 @@ pub(super) const ADMIN: &[Route] = &[
         "create_pool",
         Operator,
         Write,
-        "Make a pool: 200 where the same is there already, 409 where another has its name",
+        "Make a pool; where its name is taken, change what the body names, as PATCH does (200)",
         &[(201, One("Pool")), (200, One("Pool"))],
     )
     .body("Pool")
@@ -197,7 +197,7 @@ pub(super) const ADMIN: &[Route] = &[
         "create_template",
         Operator,
         Write,
-        "Make a template: 200 where the same is there already, 409 where another has its name",
+        "Make a template; where its name is taken, change what the body names, as PATCH does (200)",
         &[(201, One("Template")), (200, One("Template"))],
     )
     .body("Template")

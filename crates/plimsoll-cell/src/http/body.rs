@@ -107,12 +107,20 @@ fn too_large(most: usize) -> Reject {
     problem.into()
 }
 
+/// Reads a whole body of at most the usual bound.
+///
+/// # Errors
+/// As [`raw_body`].
+pub(crate) async fn whole_body(app: &App, request: Request) -> Result<Bytes, Reject> {
+    raw_body(app, request, app.config.limits.body_bytes_max).await
+}
+
 /// Reads and checks a body.
 ///
 /// # Errors
 /// Names the field that is malformed or out of its bound.
 pub(crate) async fn read<T: api::Body>(app: &App, request: Request) -> Result<T, Reject> {
-    let bytes = raw_body(app, request, app.config.limits.body_bytes_max).await?;
+    let bytes = whole_body(app, request).await?;
     Ok(api::parse(&bytes)?)
 }
 
@@ -124,7 +132,7 @@ pub(crate) async fn read_optional<T: api::Body + Default>(
     app: &App,
     request: Request,
 ) -> Result<T, Reject> {
-    let bytes = raw_body(app, request, app.config.limits.body_bytes_max).await?;
+    let bytes = whole_body(app, request).await?;
     Ok(api::parse_or_default(&bytes)?)
 }
 

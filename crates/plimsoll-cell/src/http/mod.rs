@@ -6,7 +6,7 @@ mod listen;
 mod reply;
 mod who;
 
-pub(crate) use body::{Query, raw_body, read, read_optional};
+pub(crate) use body::{Query, raw_body, read, read_optional, whole_body};
 pub use listen::ServeError;
 pub(crate) use listen::Server;
 pub(crate) use reply::{Answered, Reject, json, no_content, page, with_decision};

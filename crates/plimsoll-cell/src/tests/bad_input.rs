@@ -159,39 +159,3 @@ async fn an_absurd_report_is_refused_and_not_taken_over() {
     assert_eq!(host.body["memory_mib_admittable"], -1);
     assert!(host.body["clock_skew_millis"].as_i64().unwrap() < -300_000, "{}", host.text);
 }
-
-/// A name that is taken is no licence to set everything else back to its default.
-#[tokio::test(flavor = "multi_thread")]
-async fn making_what_is_there_changes_nothing() {
-    let cell = Tested::memory().await;
-    let cases = [
-        ("pools", "name", "limit", json!(5), json!(6)),
-        ("templates", "name", "memory_mib", json!(64), json!(128)),
-        ("plans", "id", "rate", json!({"creates_per_minute": {"limit": 7}}), json!({})),
-        ("tenants", "id", "payment_method", json!(true), json!(false)),
-    ];
-    for (kind, name, field, first, other) in cases {
-        let path = format!("/v1/admin/{kind}");
-        let body = |value: &Value| {
-            let mut body = json!({});
-            body[name] = json!("x");
-            body[field] = value.clone();
-            if kind == "templates" {
-                body["driver"] = json!("process");
-            }
-            body
-        };
-        let made = cell.admin(Method::POST, &path, body(&first)).await.expect(201);
-        let again = cell.admin(Method::POST, &path, body(&first)).await.expect(200);
-        assert_eq!(again.body, made.body, "{kind}");
-        let refused = cell.admin(Method::POST, &path, body(&other)).await;
-        let refused = refused.expect_code(409, "conflict");
-        let detail = refused.body["detail"].as_str().unwrap();
-        assert!(detail.contains(&format!("PATCH {path}/x")), "{detail}");
-        let held = cell.admin(Method::GET, &format!("{path}/x"), Value::Null).await.expect(200);
-        assert_eq!(held.body, made.body, "{kind}");
-    }
-    // The pool of the first start, too.
-    let body = json!({ "name": "local", "limit": 1 });
-    cell.admin(Method::POST, "/v1/admin/pools", body).await.expect_code(409, "conflict");
-}

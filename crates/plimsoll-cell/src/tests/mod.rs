@@ -1,5 +1,6 @@
 //! A real cell on a port of its own, asked over HTTP.
 
+mod admin;
 mod agent;
 mod bad_input;
 mod counting;

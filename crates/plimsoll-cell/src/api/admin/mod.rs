@@ -14,6 +14,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse as _;
 use axum::routing::{delete, get, post};
+use plimsoll_api as api;
 use plimsoll_engine::{Admin, Caller, Command};
 use plimsoll_types::{KeyId, RefusalCode};
 use serde::Serialize;
@@ -65,20 +66,17 @@ async fn change(app: &App, caller: Caller, admin: Admin) -> Result<(), Reject> {
     app.call(caller, Command::Admin(Box::new(admin))).await.map(drop)
 }
 
-/// What a POST about something named comes to where the name is taken: the very same again is
-/// answered as it stands, anything else is no create.
+/// What a POST about something that is there says of it, as the PATCH that it then is: what it
+/// does not name stays as it is. `own` are the members that a PATCH does not have.
 ///
 /// # Errors
-/// When it would change what is there.
-fn again<T: PartialEq>(held: &T, wanted: &T, kind: &str, name: &str) -> Result<(), Reject> {
-    if held == wanted {
-        return Ok(());
-    }
-    let detail = format!(
-        "{kind} {name} is there already, with other settings; PATCH /v1/admin/{kind}s/{name} \
-         changes them"
-    );
-    Err(Reject::new(RefusalCode::Conflict, detail))
+/// When it says something that only a new one can be given.
+fn as_patch<T: api::Body>(body: &[u8], own: &[&str]) -> Result<T, Reject> {
+    let mut members: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(body).map_err(|_| Reject::unexpected())?;
+    members.retain(|name, _| !own.contains(&name.as_str()));
+    let body = serde_json::to_vec(&members).map_err(|_| Reject::unexpected())?;
+    Ok(api::parse(&body)?)
 }
 
 /// Makes something whose answer holds a secret, once: a repeated call under the same idempotency

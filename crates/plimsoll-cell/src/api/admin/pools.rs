@@ -9,10 +9,10 @@ use plimsoll_engine::rows::TemplateRow;
 use plimsoll_engine::{Admin, Caller, Command, PoolView, Read, Reply};
 use plimsoll_types::{PoolName, TemplateName};
 
-use super::{again, change};
+use super::{as_patch, change};
 use crate::api::{named, slice};
 use crate::app::App;
-use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read};
+use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read, whole_body};
 use crate::map;
 
 const POOL: &str = "pool";
@@ -50,19 +50,19 @@ pub(super) async fn pool(
     Ok(json(StatusCode::OK, &map::pool(view.row)))
 }
 
-/// Makes a pool. The same again is answered with what is there.
+/// Makes a pool. Where its name is taken, changes of that pool what the body names.
 pub(super) async fn put_pool(
     State(app): State<Arc<App>>,
     operator: Operator,
     request: Request,
 ) -> Answered {
-    let body: api::Pool = read(&app, request).await?;
+    let bytes = whole_body(&app, request).await?;
+    let body: api::Pool = api::parse(&bytes)?;
     let _one_at_a_time = app.changes.lock().await;
-    let row = map::pool_row(body);
-    if let Some(held) = find_pool(&app, operator.caller.clone(), &row.name).await? {
-        again(&held.row, &row, POOL, row.name.as_str())?;
-        return Ok(json(StatusCode::OK, &map::pool(held.row)));
+    if let Some(held) = find_pool(&app, operator.caller.clone(), &body.name).await? {
+        return change_pool(&app, operator, held, as_patch(&bytes, &["name"])?).await;
     }
+    let row = map::pool_row(body);
     change(&app, operator.caller, Admin::PutPool(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::pool(row)))
 }
@@ -77,9 +77,18 @@ pub(super) async fn patch_pool(
     let body: api::PoolPatch = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let held = find_pool(&app, operator.caller.clone(), &name).await?;
-    let held = map::pool(held.ok_or_else(|| Reject::not_found(POOL))?.row);
-    let row = map::pool_row(body.apply(&held)?);
-    change(&app, operator.caller, Admin::PutPool(row.clone())).await?;
+    let held = held.ok_or_else(|| Reject::not_found(POOL))?;
+    change_pool(&app, operator, held, body).await
+}
+
+async fn change_pool(
+    app: &App,
+    operator: Operator,
+    held: PoolView,
+    patch: api::PoolPatch,
+) -> Answered {
+    let row = map::pool_row(patch.apply(&map::pool(held.row))?);
+    change(app, operator.caller, Admin::PutPool(row.clone())).await?;
     Ok(json(StatusCode::OK, &map::pool(row)))
 }
 
@@ -128,24 +137,23 @@ pub(super) async fn template(
     Ok(json(StatusCode::OK, &map::template(row)))
 }
 
-/// Makes a template. The same again is answered with what is there.
+/// Makes a template. Where its name is taken, changes of that template what the body names.
 pub(super) async fn put_template(
     State(app): State<Arc<App>>,
     operator: Operator,
     request: Request,
 ) -> Answered {
-    let body: api::Template = read(&app, request).await?;
+    let bytes = whole_body(&app, request).await?;
+    let body: api::Template = api::parse(&bytes)?;
     let _one_at_a_time = app.changes.lock().await;
-    let row = map::template_row(body);
-    if let Some(held) = find_template(&app, operator.caller.clone(), &row.name).await? {
-        again(&held, &row, TEMPLATE, row.name.as_str())?;
-        return Ok(json(StatusCode::OK, &map::template(held)));
+    if let Some(held) = find_template(&app, operator.caller.clone(), &body.name).await? {
+        return change_template(&app, operator, held, as_patch(&bytes, &["name"])?).await;
     }
+    let row = map::template_row(body);
     change(&app, operator.caller, Admin::PutTemplate(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::template(row)))
 }
 
-/// Changes a template; sandboxes made from it stay as they are.
 pub(super) async fn patch_template(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -156,9 +164,19 @@ pub(super) async fn patch_template(
     let body: api::TemplatePatch = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let held = find_template(&app, operator.caller.clone(), &name).await?;
-    let held = map::template(held.ok_or_else(|| Reject::not_found(TEMPLATE))?);
-    let row = map::template_row(body.apply(&held)?);
-    change(&app, operator.caller, Admin::PutTemplate(row.clone())).await?;
+    let held = held.ok_or_else(|| Reject::not_found(TEMPLATE))?;
+    change_template(&app, operator, held, body).await
+}
+
+/// Changes a template; sandboxes made from it stay as they are.
+async fn change_template(
+    app: &App,
+    operator: Operator,
+    held: TemplateRow,
+    patch: api::TemplatePatch,
+) -> Answered {
+    let row = map::template_row(patch.apply(&map::template(held))?);
+    change(app, operator.caller, Admin::PutTemplate(row.clone())).await?;
     Ok(json(StatusCode::OK, &map::template(row)))
 }
 

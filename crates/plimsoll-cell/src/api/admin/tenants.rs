@@ -10,11 +10,11 @@ use plimsoll_engine::rows::{PlanRow, TenantRow};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
 use plimsoll_types::{PlanId, RefusalCode, TenantId};
 
-use super::{again, change};
+use super::{as_patch, change};
 use crate::api::{cursor, named, slice};
 use crate::app::App;
 use crate::clock::wall;
-use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read};
+use crate::http::{Answered, Operator, Query, Reject, json, no_content, page, read, whole_body};
 use crate::map;
 
 const PLAN: &str = "plan";
@@ -66,18 +66,18 @@ pub(super) async fn plan(
     Ok(json(StatusCode::OK, &map::plan(row)))
 }
 
-/// Makes a plan. The same again is answered with what is there.
+/// Makes a plan. Where its name is taken, changes of that plan what the body names.
 pub(super) async fn put_plan(
     State(app): State<Arc<App>>,
     operator: Operator,
     request: Request,
 ) -> Answered {
-    let body: api::Plan = read(&app, request).await?;
+    let bytes = whole_body(&app, request).await?;
+    let body: api::Plan = api::parse(&bytes)?;
     let _one_at_a_time = app.changes.lock().await;
     let row = map::plan_row(&body);
     if let Some(held) = find_plan(&app, operator.caller.clone(), &row.id).await? {
-        again(&held, &row, PLAN, row.id.as_str())?;
-        return Ok(json(StatusCode::OK, &map::plan(held)));
+        return change_plan(&app, operator, held, as_patch(&bytes, &["id"])?).await;
     }
     change(&app, operator.caller, Admin::PutPlan(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::plan(row)))
@@ -93,12 +93,22 @@ pub(super) async fn patch_plan(
     let body: api::LimitsPatch = read(&app, request).await?;
     let _one_at_a_time = app.changes.lock().await;
     let held = find_plan(&app, operator.caller.clone(), &id).await?;
-    let held = map::plan(held.ok_or_else(|| Reject::not_found(PLAN))?);
-    let mut limits = held.limits();
-    body.apply(&mut limits);
+    let held = held.ok_or_else(|| Reject::not_found(PLAN))?;
+    change_plan(&app, operator, held, body).await
+}
+
+async fn change_plan(
+    app: &App,
+    operator: Operator,
+    held: PlanRow,
+    patch: api::LimitsPatch,
+) -> Answered {
+    let id = held.id.clone();
+    let mut limits = map::plan(held).limits();
+    patch.apply(&mut limits);
     limits.validate()?;
     let row = map::plan_row(&api::Plan::new(id, limits));
-    change(&app, operator.caller, Admin::PutPlan(row.clone())).await?;
+    change(app, operator.caller, Admin::PutPlan(row.clone())).await?;
     Ok(json(StatusCode::OK, &map::plan(row)))
 }
 
@@ -137,27 +147,24 @@ pub(super) async fn tenant(
     Ok(json(StatusCode::OK, &map::tenant(row)))
 }
 
-/// Makes a tenant. The same again is answered with what is there.
+/// Makes a tenant. Where its name is taken, changes of that tenant what the body names.
 pub(super) async fn put_tenant(
     State(app): State<Arc<App>>,
     operator: Operator,
     request: Request,
 ) -> Answered {
-    let body: api::CreateTenant = read(&app, request).await?;
-    let created_at = body.created_at;
+    let bytes = whole_body(&app, request).await?;
+    let body: api::CreateTenant = api::parse(&bytes)?;
     let _one_at_a_time = app.changes.lock().await;
-    let held = find_tenant(&app, operator.caller.clone(), &body.id).await?;
     let default: PlanId = named(DEFAULT_PLAN, PLAN)?;
-    let mut row = map::tenant_row(body, default, wall());
-    if let Some(held) = held {
-        row.payment_method_ever |= held.payment_method_ever;
-        row.suspended.clone_from(&held.suspended);
-        if created_at.is_none() {
-            row.created_at = held.created_at;
+    if let Some(mut held) = find_tenant(&app, operator.caller.clone(), &body.id).await? {
+        let patch = as_patch(&bytes, &["id", "created_at"])?;
+        if body.created_at.is_some() {
+            held.created_at = map::tenant_row(body, default, wall()).created_at;
         }
-        again(&held, &row, TENANT, row.id.as_str())?;
-        return Ok(json(StatusCode::OK, &map::tenant(held)));
+        return change_tenant(&app, operator, held, patch).await;
     }
+    let row = map::tenant_row(body, default, wall());
     check_plan(&app, &operator.caller, &row.plan).await?;
     change(&app, operator.caller, Admin::PutTenant(row.clone())).await?;
     Ok(json(StatusCode::CREATED, &map::tenant(row)))
@@ -185,12 +192,21 @@ pub(super) async fn patch_tenant(
     let _one_at_a_time = app.changes.lock().await;
     let held = find_tenant(&app, operator.caller.clone(), &id).await?;
     let held = held.ok_or_else(|| Reject::not_found(TENANT))?;
+    change_tenant(&app, operator, held, body).await
+}
+
+async fn change_tenant(
+    app: &App,
+    operator: Operator,
+    held: TenantRow,
+    patch: api::TenantPatch,
+) -> Answered {
     let mut shown = map::tenant(held.clone());
-    body.apply(&mut shown);
+    patch.apply(&mut shown);
     shown.overrides.validate().map_err(|error| error.within("overrides"))?;
-    check_plan(&app, &operator.caller, &shown.plan).await?;
+    check_plan(app, &operator.caller, &shown.plan).await?;
     let row = map::tenant_row_changed(&held, shown);
-    change(&app, operator.caller, Admin::PutTenant(row.clone())).await?;
+    change(app, operator.caller, Admin::PutTenant(row.clone())).await?;
     Ok(json(StatusCode::OK, &map::tenant(row)))
 }
 
