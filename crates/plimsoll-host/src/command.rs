@@ -159,7 +159,7 @@ impl Host {
         now: HostTime,
         token: Token,
         fence: Fence,
-        spec: Box<GuestSpec>,
+        mut spec: Box<GuestSpec>,
         out: &mut Vec<HostEffect>,
     ) -> Taken {
         let id = spec.id;
@@ -179,7 +179,14 @@ impl Host {
                     guest.answered = Some(HostOutcome::Done);
                     return Taken::Answer(HostOutcome::Done);
                 }
-                Phase::Exited { .. } => previous = Some(known),
+                Phase::Exited { .. } => {
+                    // A fork that was stopped starts again as itself. What it was made from has
+                    // gone on since, or is no more.
+                    if spec.attempt == known {
+                        spec.fork_of = None;
+                    }
+                    previous = Some(known);
+                }
                 _ if spec.attempt > known => {
                     return conflict(format!("attempt {known} of this guest is still here"));
                 }

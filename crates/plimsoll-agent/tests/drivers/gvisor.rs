@@ -109,6 +109,53 @@ async fn memory_survives_a_checkpoint_and_leaves_the_host_meanwhile() {
     host.assert_gone(&name).await;
 }
 
+/// A stop ends the sandbox whole; a start is its command anew, in a fresh sandbox under the same
+/// name: gVisor's disk is memory.
+#[tokio::test]
+async fn a_stopped_guest_starts_again_under_its_name() {
+    let host = Host::new();
+    let guests = host.guests();
+    let Some(driver) = driver(&guests).await else { return };
+    for (number, baked) in [(105, false), (106, true)] {
+        let mut spec = counter(number);
+        spec.baked = baked;
+        let name = GuestName::of(&spec);
+        driver.start(&spec).await.unwrap();
+        counted(&driver, &name).await;
+        run(&driver, &name, "echo gone > /file").await;
+        // What runs is left alone.
+        driver.restart(&spec).await.unwrap();
+        assert_eq!(run(&driver, &name, "cat /file").await.stdout, "gone\n");
+        for _ in 0..2 {
+            driver.stop(&name).await.unwrap();
+            driver.stop(&name).await.unwrap();
+            let state = driver.status(&name).await.unwrap();
+            assert_eq!(state.status, GuestStatus::Exited, "{state:?}");
+            assert_eq!(host.processes(), Vec::<String>::new());
+            assert!(host.control_groups_of(&name).is_empty());
+
+            // A start that fails leaves it stopped.
+            let mut failing = spec.clone();
+            failing.baked = false;
+            failing.command = vec!["/no/such/program".to_owned()];
+            driver.restart(&failing).await.unwrap_err();
+            assert_eq!(driver.status(&name).await.unwrap().status, GuestStatus::Exited);
+            assert_eq!(host.processes(), Vec::<String>::new());
+
+            driver.restart(&spec).await.unwrap();
+            counted(&driver, &name).await;
+            assert_eq!(run(&driver, &name, "cat /file || echo fresh").await.stdout, "fresh\n");
+        }
+        // It can do all that a guest can.
+        driver.pause(&name, PauseKind::Checkpoint).await.unwrap();
+        assert!(is_written_out(&driver.status(&name).await.unwrap()));
+        driver.resume(&name).await.unwrap();
+        counted(&driver, &name).await;
+        driver.end(&name).await.unwrap();
+        host.assert_gone(&name).await;
+    }
+}
+
 #[tokio::test]
 async fn a_baked_create_runs_its_own_command_and_exits_with_it() {
     let host = Host::new();

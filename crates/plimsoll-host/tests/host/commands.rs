@@ -322,3 +322,24 @@ fn nothing_is_done_before_the_guests_are_found() {
     assert_eq!(rig.answers[&again], HostOutcome::Done);
     assert!(rig.host.report(rig.now).complete);
 }
+
+#[test]
+fn a_fork_that_was_stopped_starts_again_as_itself() {
+    let mut rig = Rig::new(config());
+    rig.run(spec(1));
+    let mut fork = spec(2);
+    fork.fork_of = Some(SandboxId(1));
+    rig.run(fork.clone());
+    rig.send(stop(2));
+    rig.done(DriverResult::Done);
+    // What it was made from is no more; it does not need it either.
+    rig.send(end(1));
+    rig.done(DriverResult::Done);
+    let token = rig.send(start(fork));
+    let DriverOp::Start { guest, previous } = &rig.calls[0].op else {
+        panic!("no start: {:?}", rig.calls)
+    };
+    assert_eq!((guest.fork_of, *previous), (None, Some(1)));
+    rig.done(DriverResult::Done);
+    assert_eq!(rig.answers[&token], HostOutcome::Done);
+}

@@ -11,8 +11,8 @@ const GVISOR_OVERHEAD_MIB: u64 = 64;
 /// Memory of a guest to try things with.
 const TRY_MIB: u64 = 512;
 
-/// Makes `shell` (gVisor's where that works, else a process), `process`, and `sleeper` where
-/// guests are simulated. Says what `shell` is.
+/// Makes `shell` (gVisor's where that works, else a process, else simulated), `process`, and
+/// `sleeper` where guests are simulated. Says what `shell` is.
 ///
 /// # Errors
 /// When the cell does not take them.
@@ -25,13 +25,15 @@ pub(crate) async fn make(client: &Client, drivers: &[Driver]) -> Result<&'static
         template.overhead_mib = GVISOR_OVERHEAD_MIB;
         template.baked = true;
         template
+    } else if has(Driver::Simulated) && !has(Driver::Process) {
+        Template::new(name("shell"), Driver::Simulated, TRY_MIB)
     } else {
         Template::new(name("shell"), Driver::Process, TRY_MIB)
     };
-    let word = if shell.driver == Driver::Gvisor {
-        "runs in gVisor"
-    } else {
-        "is a plain process, no security boundary: gVisor does not work here"
+    let word = match shell.driver {
+        Driver::Gvisor => "runs in gVisor",
+        Driver::Simulated => "is simulated: nothing runs",
+        _ => "is a plain process, no security boundary: gVisor does not work here",
     };
     put(client, all.first(), shell).await?;
     if has(Driver::Process) {
