@@ -41,7 +41,7 @@ pub use input::{
     parse_or_default,
 };
 pub use openapi::document;
-pub use page::{ListQuery, PAGE_LIMIT_DEFAULT, Page, Pairs, WaitQuery};
+pub use page::{ListQuery, LogsQuery, PAGE_LIMIT_DEFAULT, Page, Pairs, WaitQuery};
 pub use plan::{
     BurstLimit, ConcurrencyLimits, ConcurrencyPatch, ConsumptionLimits, ConsumptionPatch,
     CreateKey, CreateTenant, Key, Limit, Limits, LimitsPatch, NewKey, Plan, RateLimits, RatePatch,
@@ -69,7 +69,7 @@ pub use routes::{
 };
 pub use sandbox::{
     CreateSandbox, Env, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, PatchSandbox,
-    Sandbox,
+    Sandbox, SandboxLogs,
 };
 pub use secret::Secret;
 pub use time::{Time, TimeError};

@@ -226,6 +226,7 @@ fn schemas() -> BTreeMap<String, RefOr<Schema>> {
         crate::Event,
         crate::ExecRequest,
         crate::ExecResponse,
+        crate::SandboxLogs,
         crate::ExplainRequest,
         crate::Explanation,
         crate::ForkSandbox,

@@ -139,6 +139,52 @@ impl WaitQuery {
     }
 }
 
+/// Which of a guest's output `GET /v1/sandboxes/{id}/logs` and the agent's
+/// `GET /v1/guests/{id}/logs` answer: the newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogsQuery {
+    /// Most bytes; 65 536 where absent.
+    pub bytes: usize,
+}
+
+impl Default for LogsQuery {
+    fn default() -> Self {
+        Self { bytes: 64 << 10 }
+    }
+}
+
+impl LogsQuery {
+    /// Reads the query.
+    ///
+    /// # Errors
+    /// Names the parameter that is unknown or out of its bound.
+    pub fn from_pairs(pairs: &[(String, String)]) -> Result<Self, FieldError> {
+        let mut query = Self::default();
+        for (name, value) in pairs {
+            if name != "bytes" {
+                return Err(unknown(name, "bytes"));
+            }
+            query.bytes = value
+                .parse()
+                .ok()
+                .filter(|bytes| (1..=bounds::OUTPUT_BYTES_MAX).contains(bytes))
+                .ok_or_else(|| {
+                    let bound = format!("an integer from 1 to {}", bounds::OUTPUT_BYTES_MAX);
+                    FieldError::new("bytes", value, bound)
+                })?;
+        }
+        Ok(query)
+    }
+
+    /// The query as pairs.
+    #[must_use]
+    pub fn to_pairs(&self) -> Pairs {
+        let mut pairs = Pairs::new();
+        push(&mut pairs, "bytes", Some(self.bytes));
+        pairs
+    }
+}
+
 /// The error about a parameter that no query of this route has.
 pub(crate) fn unknown(name: &str, known: &str) -> FieldError {
     FieldError::new(name, "an unknown parameter", format!("one of the known parameters: {known}"))

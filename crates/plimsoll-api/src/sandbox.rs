@@ -363,6 +363,34 @@ pub struct ExecResponse {
     pub truncated: bool,
 }
 
+/// The newest of what a sandbox's own command has written, both streams as they came.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxLogs {
+    /// The sandbox.
+    #[schema(value_type = String)]
+    pub id: SandboxId,
+    /// The output; bytes that are no UTF-8 are replaced.
+    pub output: String,
+    /// Whether older output that is still kept was left off.
+    #[serde(default)]
+    pub truncated: bool,
+}
+
+impl SandboxLogs {
+    /// The newest `bytes_max` bytes of a tail.
+    #[must_use]
+    pub fn of(id: SandboxId, tail: &[u8], bytes_max: usize) -> Self {
+        let cut = tail.len().saturating_sub(bytes_max);
+        let mut newest = tail.get(cut..).unwrap_or_default();
+        if cut > 0 {
+            // A character that the cut went through is left off whole: three bytes at most.
+            let inside = newest.iter().take(3).take_while(|byte| (**byte & 0xc0) == 0x80).count();
+            newest = newest.get(inside..).unwrap_or_default();
+        }
+        Self { id, output: String::from_utf8_lossy(newest).into_owned(), truncated: cut > 0 }
+    }
+}
+
 /// Body of `POST /v1/sandboxes/{id}/fork`: all optional, the rest is the parent's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -119,6 +119,9 @@ events! {
     PolicyRejected = "policy.rejected",
     /// A staged push was halted.
     RolloutHalted = "rollout.halted",
+    /// A cell was started with `--renew-keys` and made the key of a file anew; says whether the key
+    /// that stood there is revoked.
+    KeyRenewed = "key.renewed",
     /// A webhook endpoint is sent nothing any more, after three days in which nothing was taken, an
     /// answer of 410 Gone, or by its owner; says why. Other endpoints of its owner, and
     /// `GET /v1/events`, tell of it.
@@ -150,6 +153,7 @@ impl EventType {
                 | Self::QuotaUnnotified
                 | Self::QuotaPlanUnknown
                 | Self::QuotaCorrected
+                | Self::KeyRenewed
         )
     }
 }

@@ -1,6 +1,7 @@
 //! A cell at work: start and shutdown.
 
 use std::fmt;
+use std::fs::TryLockError;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +20,7 @@ use crate::app::App;
 use crate::clock::wall;
 use crate::config::{CellConfig, StoreUrl};
 use crate::core::{Core, Opener, Standing, TermError, Terms};
-use crate::first::{self, AddressFile, FirstStart};
+use crate::first::{self, AddressFile, FirstStart, FolderLock};
 use crate::hosts::Calls;
 use crate::http::{ServeError, Server};
 use crate::ids::Ids;
@@ -38,6 +39,12 @@ pub enum StartError {
         folder: String,
         /// Why.
         source: io::Error,
+    },
+    /// Another cell keeps its keys and its address there.
+    #[error("the data folder {folder} is held by another cell")]
+    FolderHeld {
+        /// Which.
+        folder: String,
     },
     /// PostgreSQL is not there yet.
     #[error("the store postgres:// is not built yet: use sqlite:FILE or memory")]
@@ -82,6 +89,7 @@ pub struct Cell {
     webhooks: AbortHandle,
     counting: AbortHandle,
     mail: AbortHandle,
+    _folder: FolderLock,
 }
 
 impl fmt::Debug for Cell {
@@ -137,6 +145,13 @@ fn opener(url: &StoreUrl) -> Result<Opener, StartError> {
 pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cell, StartError> {
     // Whichever came first serves; both are the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let folder = FolderLock::take(&config.data).map_err(|error| {
+        let folder = config.data.display().to_string();
+        match error {
+            TryLockError::WouldBlock => StartError::FolderHeld { folder },
+            TryLockError::Error(source) => StartError::Folder { folder, source },
+        }
+    })?;
     let ids = Arc::new(Ids::new()?);
     let core = Arc::new(Core::new());
     let agent = agent_client(config.agent_ca.as_deref())?;
@@ -178,6 +193,7 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
         folder: config.data.clone(),
         default_tenant: config.engine.default_tenant.clone(),
         host_key: !config.require_enrolment,
+        renew: config.renew_keys,
         ids: Arc::clone(&app.ids),
     };
     let prepare = move |rows: &Rows, now| {
@@ -203,7 +219,18 @@ pub(crate) async fn start_over(config: CellConfig, opener: Opener) -> Result<Cel
     let counting = tokio::spawn(counting).abort_handle();
     let webhooks = tokio::spawn(webhooks::run(app)).abort_handle();
     let server = Some(server);
-    Ok(Cell { server, address, core, standing: stands, stop, engine, webhooks, counting, mail })
+    Ok(Cell {
+        server,
+        address,
+        core,
+        standing: stands,
+        stop,
+        engine,
+        webhooks,
+        counting,
+        mail,
+        _folder: folder,
+    })
 }
 
 fn agent_client(ca: Option<&Path>) -> Result<AgentClient, StartError> {

@@ -31,6 +31,9 @@ pub struct CellConfig {
     pub metrics_open: bool,
     /// Refuse heartbeats under a key that serves any host name: each host needs a key of its own.
     pub require_enrolment: bool,
+    /// Make the operator's and the hosts' key of the data folder anew where a file is missing, or
+    /// holds a key that the store does not know. The operator's former key is revoked.
+    pub renew_keys: bool,
     /// Take webhook endpoints on private, loopback and link-local addresses, and without TLS.
     pub webhooks_private: bool,
     /// How often the numbers of tenants' requests are handed to the engine, which looks at them for
@@ -63,6 +66,7 @@ impl CellConfig {
             insecure: false,
             metrics_open: true,
             require_enrolment: false,
+            renew_keys: false,
             webhooks_private: false,
             request_counts: Duration::from_secs(60),
             webhook_time: Time::default(),

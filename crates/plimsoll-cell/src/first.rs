@@ -1,6 +1,6 @@
 //! The first start: keys in files, and a template to try things with.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -16,8 +16,12 @@ use crate::ids::Ids;
 
 /// The file that holds the address bound.
 const ADDRESS_FILE: &str = "address";
+/// The file that a cell at work has locked.
+const LOCK_FILE: &str = "lock";
 /// The file that holds the operator's key, the first one made.
 const OPERATOR_KEY_FILE: &str = "operator.key";
+/// The file that holds the key which serves any host.
+const HOST_KEY_FILE: &str = "host.key";
 /// Longest key that is read from a file.
 const KEY_LENGTH_MAX: usize = 512;
 
@@ -27,6 +31,25 @@ const KEY_LENGTH_MAX: usize = 512;
 /// When it cannot be made.
 pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// What keeps a second cell off the folder, whatever store it has: it would write its own address
+/// over the first one's. The kernel lets go of it with the process, however that ends.
+#[derive(Debug)]
+pub(crate) struct FolderLock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl FolderLock {
+    /// Takes it at once or not at all.
+    ///
+    /// # Errors
+    /// When another cell has it, or the file cannot be made.
+    pub(crate) fn take(folder: &Path) -> Result<Self, TryLockError> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).mode(0o600);
+        let file = file.open(folder.join(LOCK_FILE)).map_err(TryLockError::Error)?;
+        file.try_lock()?;
+        Ok(Self(file))
+    }
 }
 
 /// The file that says where the cell listens, so that clients of the same machine find it: as
@@ -76,6 +99,8 @@ pub(crate) struct FirstStart {
     pub(crate) default_tenant: TenantId,
     /// Whether a key that serves any host is made.
     pub(crate) host_key: bool,
+    /// Whether keys whose files are missing are made anew.
+    pub(crate) renew: bool,
     pub(crate) ids: Arc<Ids>,
 }
 
@@ -92,14 +117,56 @@ impl FirstStart {
             changes.push(self.key(OPERATOR_KEY_FILE, Role::Operator, None, now)?);
             changes.push(self.key(&tenant_file, Role::Tenant, Some(tenant), now)?);
             if self.host_key {
-                changes.push(self.key("host.key", Role::Host, None, now)?);
+                changes.push(self.key(HOST_KEY_FILE, Role::Host, None, now)?);
             }
             if rows.templates.is_empty() {
                 changes.push(Admin::PutTemplate(shell_template()));
             }
             File::open(&self.folder)?.sync_all()?;
+        } else if self.renew {
+            changes.extend(self.renewed(rows, OPERATOR_KEY_FILE, Role::Operator, now)?);
+            if self.host_key {
+                changes.extend(self.renewed(rows, HOST_KEY_FILE, Role::Host, now)?);
+            }
+            File::open(&self.folder)?.sync_all()?;
+        } else if !self.folder.join(OPERATOR_KEY_FILE).exists() {
+            tracing::warn!("operator.key is missing; --renew-keys makes a new one");
         }
         Ok(changes)
+    }
+
+    /// A key anew for a file that is missing, or whose key the store does not know.
+    ///
+    /// The operator's key takes the place of the one of the first start, which is revoked by that:
+    /// nobody knows where it is. The hosts' key stands beside the former one, which agents of other
+    /// machines may still show.
+    fn renewed(
+        &self,
+        rows: &Rows,
+        file: &str,
+        role: Role,
+        now: Timestamp,
+    ) -> io::Result<Option<Admin>> {
+        let text = read_or_draw(&self.folder.join(file))?;
+        let hash = hash_hex(&text);
+        if rows.keys.iter().any(|row| row.role == role && row.hash == hash) {
+            return Ok(None);
+        }
+        // What the first start makes is older than every key that somebody asked for.
+        let begun = rows.keys.iter().map(|row| row.created_at).min();
+        let lost = rows.keys.iter().find(|row| {
+            role == Role::Operator && row.role == role && Some(row.created_at) == begun
+        });
+        let row = KeyRow {
+            id: lost.map_or_else(|| self.ids.key(), |row| row.id),
+            role,
+            tenant: None,
+            host: None,
+            hash,
+            created_at: lost.map_or(now, |row| row.created_at),
+        };
+        tracing::warn!(file, key = %row.id, revoked = lost.is_some(), "a key is made anew");
+        Ok(Some(Admin::RenewKey(row)))
     }
 
     fn key(
@@ -192,6 +259,7 @@ mod tests {
             folder: folder.to_owned(),
             default_tenant: TenantId::new("default").unwrap(),
             host_key: true,
+            renew: false,
             ids: Arc::new(Ids::new().unwrap()),
         }
     }
@@ -241,6 +309,44 @@ mod tests {
             }
         }
         assert!(first(folder.path()).changes(&rows, Timestamp(6)).unwrap().is_empty());
+    }
+
+    fn made(changes: Vec<Admin>) -> Vec<KeyRow> {
+        let key = |change| match change {
+            Admin::PutKey(row) | Admin::RenewKey(row) => Some(row),
+            _ => None,
+        };
+        changes.into_iter().filter_map(key).collect()
+    }
+
+    #[test]
+    fn lost_files_come_back_when_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = FirstStart { renew: true, ..first(folder.path()) };
+        let mut rows = Rows::default();
+        rows.keys = made(first.changes(&rows, Timestamp(5)).unwrap());
+        let (operator, host) = (rows.keys[0].clone(), rows.keys[2].clone());
+        // Somebody asked for one more, which has nothing to do with the files.
+        let other = KeyRow {
+            id: first.ids.key(),
+            hash: hash_hex("other"),
+            created_at: Timestamp(6),
+            ..operator.clone()
+        };
+        rows.keys.insert(0, other);
+        assert!(first.changes(&rows, Timestamp(7)).unwrap().is_empty(), "nothing is lost");
+        for name in ["operator.key", "host.key", "tenant-default.key"] {
+            fs::remove_file(folder.path().join(name)).unwrap();
+        }
+        let anew = made(first.changes(&rows, Timestamp(7)).unwrap());
+        let [new_operator, new_host] = anew.as_slice() else { panic!("{anew:?}") };
+        assert_eq!((new_operator.id, new_operator.role), (operator.id, Role::Operator));
+        assert_ne!(new_operator.hash, operator.hash);
+        assert_eq!(new_host.role, Role::Host);
+        assert_ne!(new_host.id, host.id, "agents elsewhere may show the former one");
+        assert!(!folder.path().join("tenant-default.key").exists());
+        // The batch was lost: the files that are there are taken over.
+        assert_eq!(made(first.changes(&rows, Timestamp(8)).unwrap())[0].hash, new_operator.hash);
     }
 
     #[test]

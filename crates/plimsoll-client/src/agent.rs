@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use plimsoll_api::{EndGuest, ExecResponse, GuestExec, Heartbeat, Pairs, Problem, Secret};
-use plimsoll_types::{HostCommand, HostOp, HostOutcome};
+use plimsoll_api::{
+    EndGuest, ExecResponse, GuestExec, Heartbeat, LogsQuery, Pairs, Problem, Secret,
+};
+use plimsoll_types::{HostCommand, HostOp, HostOutcome, SandboxId};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 use reqwest::{Method, Url};
 use serde::Serialize;
@@ -134,6 +136,31 @@ impl AgentClient {
         let query = Pairs::new();
         let request = Request { method: Method::POST, path, query, body: Some(exec), timeout };
         self.read(target, request).await
+    }
+
+    /// The newest of a guest's output: up to `bytes`, and one more where there is more.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub async fn logs(
+        &self,
+        target: &AgentTarget,
+        id: SandboxId,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, AgentError> {
+        let path = format!("/v1/guests/{id}/logs");
+        let query = LogsQuery { bytes }.to_pairs();
+        let request: Request<'_, ()> =
+            Request { method: Method::GET, path, query, body: None, timeout };
+        let (status, mut tail) = self.send(target, request).await?;
+        if !(200..300).contains(&status) {
+            return Err(refusal(status, &tail));
+        }
+        // What a host answers beyond what it was asked for is no reason to hand that on.
+        let beyond = tail.len().saturating_sub(bytes.saturating_add(1));
+        tail.drain(..beyond);
+        Ok(tail)
     }
 
     async fn read<T: serde::de::DeserializeOwned>(

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use plimsoll_api::{
-    CreateSandbox, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, Page, PatchSandbox,
-    Sandbox, WaitQuery,
+    CreateSandbox, ExecRequest, ExecResponse, ForkSandbox, ListSandboxes, LogsQuery, Page,
+    PatchSandbox, Sandbox, SandboxLogs, WaitQuery,
 };
 use plimsoll_types::SandboxId;
 
@@ -154,6 +154,18 @@ impl Client {
             .service_wait(WAKE_WAIT + Duration::from_secs(body.timeout_seconds))
             .outlives_deadline();
         self.call(call).await
+    }
+
+    /// The newest of what a sandbox's command has written.
+    ///
+    /// # Errors
+    /// As [`Self::create_sandbox`].
+    pub async fn sandbox_logs(
+        &self,
+        id: SandboxId,
+        query: &LogsQuery,
+    ) -> Result<SandboxLogs, Error> {
+        self.call(Call::get(format!("{}/logs", one(id))).query(query.to_pairs())).await
     }
 
     /// A new sandbox from this one's checkpoint.

@@ -356,6 +356,8 @@ pub enum Admin {
     DropTemplate(TemplateName),
     /// Makes a key.
     PutKey(KeyRow),
+    /// Makes a key, or gives the one of its id a new hash, and says so in an event.
+    RenewKey(KeyRow),
     /// Removes a key.
     DropKey(KeyId),
     /// Places nothing new on a host.

@@ -142,6 +142,12 @@ pub trait Store: Send {
         limits: &LoadLimits,
     ) -> Result<Rows, StoreError>;
 
+    /// The same without a lease and without a write: for questions while the store takes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] as [`Store::load`]; when reading fails.
+    fn peek(&mut self, now: Timestamp, limits: &LoadLimits) -> Result<Rows, StoreError>;
+
     /// Applies changes in order, all or none, durable when it returns `Ok`.
     ///
     /// # Errors

@@ -38,6 +38,9 @@ pub mod bounds {
     pub const HEARTBEAT_GUESTS_MAX: usize = 100_000;
     /// Most distinct counted resources on one host or template.
     pub const COUNTED_MAX: usize = 32;
+    /// Most bytes of a guest's output in one answer: half of what a host keeps for certain, and
+    /// some five thousand lines.
+    pub const OUTPUT_BYTES_MAX: usize = 512 * 1024;
     /// Most rows of one list page.
     pub const PAGE_LIMIT_MAX: usize = 1000;
 }

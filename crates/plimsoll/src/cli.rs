@@ -116,6 +116,8 @@ actions! {
     Show(sandboxes::Show),
     /// Run a command in a sandbox, waking it first; exits with the command's own code
     Exec(sandboxes::Exec),
+    /// What a sandbox's own command has written lately
+    Logs(sandboxes::Logs),
     /// Pause a sandbox
     Pause(sandboxes::Pause),
     /// Resume a paused sandbox

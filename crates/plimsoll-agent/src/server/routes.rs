@@ -9,8 +9,8 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use plimsoll_api::{
-    EndGuest, ExecResponse, FieldError, GuestExec, Heartbeat, ProblemCode, check_command,
-    outcome_status,
+    EndGuest, ExecResponse, FieldError, GuestExec, Heartbeat, LogsQuery, ProblemCode,
+    check_command, outcome_status,
 };
 use plimsoll_host::HostInput;
 use plimsoll_types::{Driver, HostCommand, HostOutcome, Millis, RefusalCode, SandboxId};
@@ -19,11 +19,6 @@ use super::{No, Shared, json, read};
 use crate::calls::detail_of;
 use crate::driver::{EXECS_MAX, ExecError, ExecRequest, GuestName};
 use crate::metrics;
-
-/// Most bytes of a guest's output in one answer: as much as its newest log file holds.
-const LOG_BYTES_MAX: usize = 1 << 20;
-/// How many where the question does not say.
-const LOG_BYTES: usize = 64 << 10;
 
 type App = State<Arc<Shared>>;
 type Answer = Result<Response, No>;
@@ -188,24 +183,15 @@ async fn keepalive(State(shared): App, Path(id): Path<String>) -> Answer {
     Ok(json(200, &serde_json::json!({})))
 }
 
-/// The newest of a guest's output.
+/// The newest of a guest's output, and one byte more where there is more.
 async fn logs(
     State(shared): App,
     Path(id): Path<String>,
     Query(pairs): Query<Vec<(String, String)>>,
 ) -> Answer {
     let id = guest_id(&id)?;
-    let mut bytes = LOG_BYTES;
-    for (name, value) in pairs {
-        let bound = format!("an integer from 1 to {LOG_BYTES_MAX}");
-        if name != "bytes" {
-            return Err(FieldError::new(name, "an unknown parameter", "bytes").into());
-        }
-        bytes = match value.parse() {
-            Ok(bytes) if (1..=LOG_BYTES_MAX).contains(&bytes) => bytes,
-            _ => return Err(FieldError::new("bytes", value, bound).into()),
-        };
-    }
+    // One more than may be asked for: so the cell learns whether there is older output.
+    let bytes = LogsQuery::from_pairs(&pairs)?.bytes.saturating_add(1);
     let attempt = shared
         .core
         .ask(move |host, _| host.spec(id).map(|spec| spec.attempt))

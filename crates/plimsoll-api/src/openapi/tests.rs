@@ -84,6 +84,8 @@ const CONTRACT: &[&str] = &[
 
 /// Routes beside the contract, which may be added freely.
 const ADDED: &[&str] = &[
+    "GET /v1/sandboxes/{id}/logs",
+    "GET /v1/guests/{id}/logs",
     "GET /v1/reservations/{id}",
     "POST /v1/hosts/{host}/register",
     "POST /v1/admin/hosts",

@@ -1,10 +1,10 @@
 //! Routes of the agent of each host.
 
 use super::Access::Secret;
-use super::AnswerBody::One;
+use super::AnswerBody::{One, Text};
 use super::Kind::{Command, Read};
 use super::Method::{Delete, Get, Post};
-use super::build::{parameter, route};
+use super::build::{OUTPUT_BYTES, parameter, route};
 use super::{Route, Service};
 
 /// Routes of the agent of each host.
@@ -73,6 +73,17 @@ pub(super) const AGENT: &[Route] = &[
         &[(200, One("ExecResponse"))],
     )
     .body("GuestExec")
+    .by(Service::Agent),
+    route(
+        Get,
+        "/v1/guests/{id}/logs",
+        "guest_logs",
+        Secret,
+        Read,
+        "The newest of a guest's output",
+        &[(200, Text("application/octet-stream"))],
+    )
+    .query(&[OUTPUT_BYTES])
     .by(Service::Agent),
     route(
         Delete,

@@ -79,6 +79,8 @@ pub(super) const CURSOR: Parameter =
     parameter("cursor", "string", "`next_cursor` of the page before.");
 pub(super) const OF_TENANT: Parameter =
     parameter("tenant", "string", "Only this tenant; operators only.");
+pub(super) const OUTPUT_BYTES: Parameter =
+    parameter("bytes", "integer", "Most bytes, the newest: 1 to 524 288, 65 536 where absent.");
 pub(super) const FROM: Parameter = parameter("from", "string", "Not before this time.");
 pub(super) const TO: Parameter = parameter("to", "string", "Before this time.");
 pub(super) const PAGE: &[Parameter] = &[LIMIT, CURSOR];

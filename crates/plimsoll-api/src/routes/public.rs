@@ -5,7 +5,9 @@ use super::AnswerBody::{Either, None as Nothing, One, Page};
 use super::Kind::{Admit, Read, Wake, Write};
 use super::Method::{Delete, Get, Patch, Post};
 use super::Route;
-use super::build::{ASYNC, CURSOR, FROM, LIMIT, OF_TENANT, PAGE, TO, parameter, route};
+use super::build::{
+    ASYNC, CURSOR, FROM, LIMIT, OF_TENANT, OUTPUT_BYTES, PAGE, TO, parameter, route,
+};
 
 /// Routes for tenants and hosts.
 pub(super) const PUBLIC: &[Route] = &[
@@ -134,6 +136,17 @@ pub(super) const PUBLIC: &[Route] = &[
     .optional_body("ForkSandbox")
     .query(ASYNC)
     .keyed(),
+    route(
+        Get,
+        "/v1/sandboxes/{id}/logs",
+        "sandbox_logs",
+        Tenant,
+        Read,
+        "The newest of what a sandbox's command has written; 409 where it has no guest, 502 where \
+         its host does not answer",
+        &[(200, One("SandboxLogs")), (409, One("Problem")), (502, One("Problem"))],
+    )
+    .query(&[OUTPUT_BYTES]),
     route(
         Get,
         "/v1/sandboxes/{id}/wait",

@@ -22,7 +22,7 @@ fn every_type_survives_its_word() {
         assert!(event.about().ends_with('.') && !event.about().contains("  "), "{event}");
     }
     for event in EventType::ALL {
-        let fleet = ["host", "policy", "rollout"];
+        let fleet = ["host", "policy", "rollout", "key"];
         let subject = event.as_str().split('.').next().unwrap();
         // What is known of a tenant that the tenant is not told.
         let about =

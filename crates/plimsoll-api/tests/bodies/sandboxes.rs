@@ -83,3 +83,25 @@ fn exec_needs_a_program() {
     );
     assert_eq!(taken::<ExecRequest>(json!({"command": ["a"]})).timeout_seconds, 60);
 }
+
+#[test]
+fn output_is_cut_between_characters_and_says_so() {
+    let of = |tail: &str, bytes_max| SandboxLogs::of(SandboxId(1), tail.as_bytes(), bytes_max);
+    assert_eq!((of("abc", 3).output.as_str(), of("abc", 3).truncated), ("abc", false));
+    assert_eq!((of("abc", 2).output.as_str(), of("abc", 2).truncated), ("bc", true));
+    assert_eq!(of("a\u{20ac}b", 3).output, "b");
+    assert_eq!(of("a\u{20ac}b", 4).output, "\u{20ac}b");
+    assert_eq!(SandboxLogs::of(SandboxId(1), b"a\xff\n", 9).output, "a\u{fffd}\n");
+    survives(&of("abc", 2));
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    assert_eq!(LogsQuery::from_pairs(&[]).unwrap().bytes, 65_536);
+    assert_eq!(LogsQuery::from_pairs(&LogsQuery { bytes: 7 }.to_pairs()).unwrap().bytes, 7);
+    for bad in ["0", "524289", "-1", "1.5", "", "all", "99999999999999999999"] {
+        let error = LogsQuery::from_pairs(&pair("bytes", bad)).unwrap_err();
+        assert_eq!(
+            (error.field.as_str(), error.bound.as_str()),
+            ("bytes", "an integer from 1 to 524288")
+        );
+    }
+    assert_eq!(LogsQuery::from_pairs(&pair("lines", "1")).unwrap_err().field, "lines");
+}

@@ -40,6 +40,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/sandboxes/{id}/start", post(verbs::start))
         .route("/v1/sandboxes/{id}/keepalive", post(verbs::keepalive))
         .route("/v1/sandboxes/{id}/exec", post(verbs::exec))
+        .route("/v1/sandboxes/{id}/logs", get(verbs::logs))
         .route("/v1/reservations", post(reservations::reserve))
         .route("/v1/reservations/batch", post(reservations::batch))
         .route("/v1/reservations/{id}", get(reservations::show).delete(reservations::release))

@@ -185,7 +185,7 @@ pub(super) async fn exec(
         let detail = "the guest's host has no agent that takes calls";
         return Err(Reject::new(RefusalCode::StartFailed, detail));
     };
-    let response = done.map_err(exec_failed)?;
+    let response = done.map_err(|error| unreached(error, "the command was not carried out"))?;
     let response = json(StatusCode::OK, &response);
     Ok(match decision {
         Some(decision) => with_decision(response, decision),
@@ -225,15 +225,40 @@ async fn awake(
     }
 }
 
-/// What the agent says of the command is the caller's; how the agent was not reached is not.
-fn exec_failed(error: AgentError) -> Reject {
+/// The newest of what a sandbox's command has written, as its host keeps it. Wakes nobody.
+pub(super) async fn logs(
+    State(app): State<Arc<App>>,
+    tenant: Tenant,
+    Path(id): Path<String>,
+    Query(pairs): Query,
+) -> Answered {
+    let query = api::LogsQuery::from_pairs(&pairs)?;
+    let id = named(&id, WHAT)?;
+    let view = find(&app, &tenant.caller, id).await?;
+    let status = view.row.status;
+    if status.is_terminal() || view.row.host.is_none() {
+        let detail = format!("the sandbox is {status}: output is kept with its guest, on its host");
+        return Err(Reject::new(RefusalCode::Conflict, detail));
+    }
+    let Some(tail) = app.shell.calls.logs(view, query.bytes).await else {
+        let detail = "the guest's host has no agent that takes calls";
+        return Err(Reject::new(RefusalCode::StartFailed, detail));
+    };
+    let tail = tail.map_err(|error| unreached(error, "the output could not be read"))?;
+    Ok(json(StatusCode::OK, &api::SandboxLogs::of(id, &tail, query.bytes)))
+}
+
+/// What the agent says of the guest is the caller's; how the agent was not reached is not.
+fn unreached(error: AgentError, what: &'static str) -> Reject {
     match error {
         AgentError::Refused(problem) if problem.code.refusal().is_some() => Reject::from(*problem),
         error => {
-            tracing::warn!(%error, "a command was not carried out in a guest");
+            tracing::warn!(%error, what, "a guest's host did not do what it was asked");
             let detail = match error {
-                AgentError::Refused(_) => "the guest's host could not carry the command out",
-                AgentError::NotSent(_) | AgentError::Lost(_) => "the guest's host did not answer",
+                AgentError::Refused(_) => format!("the guest's host refused: {what}"),
+                AgentError::NotSent(_) | AgentError::Lost(_) => {
+                    format!("the guest's host did not answer: {what}")
+                }
             };
             Reject::new(RefusalCode::StartFailed, detail)
         }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use plimsoll_engine::Input;
+use plimsoll_engine::{Command, Input};
 use plimsoll_types::TenantId;
 use tokio::sync::oneshot;
 
@@ -61,6 +61,13 @@ pub(crate) struct Job {
     pub(crate) reply: Option<oneshot::Sender<Answer>>,
     /// Whether it need not be applied when nobody waits any more.
     pub(crate) skip_unawaited: bool,
+}
+
+impl Job {
+    /// Whether it changes nothing.
+    fn is_question(&self) -> bool {
+        matches!(&self.input, Input::Call { command: Command::Read(_), .. })
+    }
 }
 
 /// Jobs of many tenants, taken in turns.
@@ -122,6 +129,8 @@ struct Queues {
     kicked: bool,
     /// Why nothing is taken in, where that is so.
     shut: Option<NoAnswer>,
+    /// Whether questions are taken in all the same.
+    questions: bool,
 }
 
 impl Queues {
@@ -159,7 +168,9 @@ impl Lanes {
     /// As [`Lanes::push`]; a job that is not taken comes back.
     pub(crate) fn push_back(&self, lane: &Lane, job: Job) -> Result<(), (NoAnswer, Job)> {
         let mut queues = self.lock();
-        if let Some(why) = queues.shut {
+        if let Some(why) = queues.shut
+            && !(queues.questions && job.is_question())
+        {
             return Err((why, job));
         }
         let pushed = match lane {
@@ -230,10 +241,16 @@ impl Lanes {
         self.lock().shut = None;
     }
 
+    /// Takes questions in, and nothing else, until they are opened or shut.
+    pub(crate) fn open_for_questions(&self) {
+        self.lock().questions = true;
+    }
+
     /// Takes nothing in any more, and hands out what waits.
     pub(crate) fn shut(&self, why: NoAnswer) -> Vec<Job> {
         let mut queues = self.lock();
         queues.shut = Some(why);
+        queues.questions = false;
         let mut jobs: Vec<Job> = queues.hosts.drain(..).collect();
         take_fair(&mut queues.releases, usize::MAX, &mut jobs);
         jobs.extend(queues.operators.drain(..));
@@ -261,6 +278,8 @@ fn take_fair(fair: &mut Fair, most: usize, jobs: &mut Vec<Job>) {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_engine::rows::Role;
+    use plimsoll_engine::{Caller, Read, Token};
     use plimsoll_types::HostId;
 
     use super::*;
@@ -347,5 +366,24 @@ mod tests {
         assert_eq!(lanes.push(&Lane::Hosts, job("h")), Err(NoAnswer::StoreUnavailable));
         lanes.open();
         assert_eq!(lanes.push(&Lane::Hosts, job("h")), Ok(()));
+    }
+
+    #[test]
+    fn shut_lanes_may_take_questions_in() {
+        let question = || {
+            let caller = Caller { role: Role::Operator, tenant: tenant("a") };
+            let input =
+                Input::Call { token: Token(1), caller, command: Command::Read(Read::Counts) };
+            Job { input, reply: None, skip_unawaited: true }
+        };
+        let lanes = open();
+        lanes.shut(NoAnswer::StoreUnavailable);
+        let refused = Err(NoAnswer::StoreUnavailable);
+        assert_eq!(lanes.push(&Lane::Operators, question()), refused);
+        lanes.open_for_questions();
+        assert_eq!(lanes.push(&Lane::Operators, question()), Ok(()));
+        assert_eq!(lanes.push(&Lane::Hosts, job("h")), refused);
+        assert_eq!(lanes.shut(NoAnswer::NotLeader).len(), 1);
+        assert_eq!(lanes.push(&Lane::Operators, question()), Err(NoAnswer::NotLeader));
     }
 }

@@ -102,17 +102,22 @@ struct Kept {
     clock: Clock,
     store: Option<Box<dyn Store>>,
     reports: BTreeMap<HostId, (Timestamp, HostReport)>,
+    /// While the store takes nothing: the state that it holds, to answer questions from. What
+    /// hosts have said is in it, and time stands still.
+    spare: Option<Engine>,
 }
 
 impl Terms {
     /// Leads terms until the cell is told to stop.
     pub(crate) fn run(mut self) {
-        let mut kept = Kept { clock: Clock::start(), store: None, reports: BTreeMap::new() };
+        let mut kept =
+            Kept { clock: Clock::start(), store: None, reports: BTreeMap::new(), spare: None };
         let mut retry = RETRY_MIN;
         while !self.stop.load(Ordering::Acquire) {
             match self.begin(&mut kept) {
                 Ok(term) => {
                     retry = RETRY_MIN;
+                    kept.spare = None;
                     self.lead(term, &mut kept);
                 }
                 Err(error) => {
@@ -120,14 +125,17 @@ impl Terms {
                         error = &error as &dyn std::error::Error,
                         "the cell cannot lead; it tries again"
                     );
-                    self.core.shut(match &error {
+                    match &error {
                         TermError::Store(StoreError::Held { .. } | StoreError::Fenced { .. }) => {
-                            NoAnswer::NotLeader
+                            // Somebody else knows better.
+                            kept.spare = None;
+                            self.core.shut(NoAnswer::NotLeader);
                         }
-                        _ => NoAnswer::StoreUnavailable,
-                    });
+                        _ if kept.spare.is_none() => self.core.shut(NoAnswer::StoreUnavailable),
+                        _ => {}
+                    }
                     self.shell.standing.send_replace(Standing::Waiting(Arc::new(error)));
-                    self.pause(retry);
+                    self.pause(&mut kept, retry);
                     retry = (retry * 2).min(RETRY_MAX);
                 }
             }
@@ -138,9 +146,62 @@ impl Terms {
         self.shell.standing.send_replace(Standing::Stopped);
     }
 
-    /// Waits for so long, or until the cell is told to stop.
-    fn pause(&self, wait: Duration) {
-        self.core.lanes().take(&mut Vec::new(), wait);
+    /// Waits for so long, or until the cell is told to stop, and answers questions meanwhile.
+    fn pause(&self, kept: &mut Kept, wait: Duration) {
+        let until = Instant::now() + wait;
+        let mut jobs = Vec::new();
+        while !self.stop.load(Ordering::Acquire) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.core.lanes().take(&mut jobs, left);
+            let now = kept.clock.beat().now;
+            for Job { input, reply, .. } in jobs.drain(..) {
+                let Some(reply) = reply else { continue };
+                let answer = match (&mut kept.spare, input) {
+                    (Some(spare), Input::Call { caller, command: Command::Read(read), .. }) => {
+                        spare.look(now, &caller, read)
+                    }
+                    _ => None,
+                };
+                // Nobody need wait for it any more.
+                let _ = reply.send(answer.ok_or(NoAnswer::StoreUnavailable));
+            }
+        }
+    }
+
+    /// The state as the store holds it, and what hosts have said since: for questions alone, for
+    /// nothing that it does can be kept. `None` where the store cannot be read.
+    fn spare(&self, kept: &mut Kept) -> Option<Engine> {
+        let now = kept.clock.beat().now;
+        let rows = kept.store.as_mut()?.peek(now, &self.limits);
+        let rows = rows.inspect_err(|error| tracing::warn!(%error, "no questions are answered"));
+        let restored = self.restore(0, rows.ok()?, now, kept, &mut Output::default());
+        restored.inspect_err(|error| tracing::warn!(%error, "no questions are answered")).ok()
+    }
+
+    /// Builds an engine from rows, and tells it what hosts have said.
+    fn restore(
+        &self,
+        epoch: u64,
+        rows: Rows,
+        now: Timestamp,
+        kept: &Kept,
+        out: &mut Output,
+    ) -> Result<Engine, RestoreError> {
+        // The engine begins at the time of the oldest report that it is told again, so that each
+        // can be told at the time at which it came.
+        let mut reports: Vec<_> = kept.reports.values().cloned().collect();
+        reports.sort_by_key(|(at, _)| *at);
+        let start = reports.first().map_or(now, |(at, _)| (*at).min(now));
+        let mut engine = Engine::restore(self.config.clone(), epoch, rows, start, out)?;
+        for (at, report) in reports {
+            let report = Box::new(report);
+            let input = Input::Report { token: Token(0), report, probe: false };
+            engine.handle(at.min(now), input, out);
+        }
+        Ok(engine)
     }
 
     /// Takes the lease and builds the engine.
@@ -154,21 +215,12 @@ impl Terms {
         let mut keys = rows.keys.clone();
         let sandboxes = rows.sandboxes.len();
 
-        // The engine begins at the time of the oldest report that it is told again, so that each
-        // can be told at the time at which it came.
-        let mut reports: Vec<_> = kept.reports.values().cloned().collect();
-        reports.sort_by_key(|(at, _)| *at);
-        let start = reports.first().map_or(now, |(at, _)| (*at).min(now));
         let mut out = Output::default();
-        let mut engine = Engine::restore(self.config.clone(), lease.epoch, rows, start, &mut out)?;
-        for (at, report) in reports {
-            let report = Box::new(report);
-            let input = Input::Report { token: Token(0), report, probe: false };
-            engine.handle(at.min(now), input, &mut out);
-        }
+        let mut engine = self.restore(lease.epoch, rows, now, kept, &mut out)?;
         let caller = Caller { role: Role::Operator, tenant: self.config.default_tenant.clone() };
         for admin in first {
-            if let Admin::PutKey(row) = &admin {
+            if let Admin::PutKey(row) | Admin::RenewKey(row) = &admin {
+                keys.retain(|held| held.id != row.id);
                 keys.push(row.clone());
             }
             let command = Command::Admin(Box::new(admin));
@@ -226,6 +278,13 @@ impl Terms {
         match term.writer.join() {
             Ok(Written { store, error }) => {
                 kept.store = Some(store);
+                if matches!(error, Some(StoreError::Full { .. })) {
+                    // Room does not come by itself. Until it does, what is there can be read.
+                    kept.spare = self.spare(kept);
+                    if kept.spare.is_some() {
+                        self.core.lanes().open_for_questions();
+                    }
+                }
                 if matches!(error, Some(StoreError::Fenced { .. })) {
                     self.core.shut(NoAnswer::NotLeader);
                 }

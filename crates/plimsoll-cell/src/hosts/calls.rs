@@ -36,6 +36,9 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(60);
 /// What an exec may take beyond the command's own limit: the way there and back.
 const EXEC_SLACK: Duration = Duration::from_secs(10);
 
+/// What a question for a guest's output may take: half a MiB from a disk that is busy.
+const LOGS_WAIT: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 struct Inner {
     core: Arc<Core>,
@@ -87,6 +90,20 @@ impl Calls {
         let SandboxRow { id, attempt, .. } = view.row;
         let exec = GuestExec { id, attempt, command, timeout_seconds };
         Some(self.inner.agent.exec(&target(address, secret), &exec, EXEC_SLACK).await)
+    }
+
+    /// The newest of a guest's output. `None` where its host has no agent that takes calls.
+    ///
+    /// # Errors
+    /// When the agent refuses or cannot be reached.
+    pub(crate) async fn logs(
+        &self,
+        view: SandboxView,
+        bytes: usize,
+    ) -> Option<Result<Vec<u8>, AgentError>> {
+        let (address, secret) = view.agent?;
+        let id = view.row.id;
+        Some(self.inner.agent.logs(&target(address, secret), id, bytes, LOGS_WAIT).await)
     }
 
     /// Carries out an effect on a host and brings back what came of it. Returns at once.

@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use plimsoll_store::{Fault, MemoryStore, Progress, Store as _};
 use plimsoll_types::EventId;
+use reqwest::Method;
 use serde_json::json;
 
 use super::{Tested, until};
@@ -98,4 +99,42 @@ async fn delivery_records_go_through_the_writer() {
         core.record(Vec::new(), progress()).await.is_ok()
     })
     .await;
+}
+
+/// While the store takes nothing, what is there can be read, and nothing can be asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_still_answers_questions() {
+    let store = MemoryStore::new();
+    let cell = Tested::over(store.clone(), |_| {}).await;
+    cell.beat("h1", 1, 8192).await;
+    let made = cell.reserve("before", 512).await.expect(201);
+    let path = format!("/v1/reservations/{}", made.body["id"].as_str().unwrap());
+    // The batch, and the first beginnings after it: together some seconds.
+    store.inject([Fault::Full; 8]);
+    cell.reserve("lost", 512).await.expect_code(503, "store_unavailable");
+    let ready = async || Tested::send(cell.request(Method::GET, "/readyz")).await.status == 200;
+    let answers = async || {
+        let mut all = vec![
+            cell.get(&path).await,
+            cell.get("/v1/sandboxes").await,
+            cell.get("/v1/quota").await,
+            cell.get("/v1/events").await,
+        ];
+        for path in ["pools", "plans", "tenants", "templates", "keys", "hosts", "decisions"] {
+            all.push(cell.admin(Method::GET, &format!("/v1/admin/{path}"), json!(null)).await);
+        }
+        all
+    };
+    until("every question is answered while it does not lead", || async {
+        let answers = answers().await;
+        // Did it lead before the last answer, this says nothing: but then it leads now.
+        !ready().await && answers.iter().all(|answer| answer.status == 200)
+    })
+    .await;
+    let hosts = cell.admin(Method::GET, "/v1/admin/hosts/h1", json!(null)).await.expect(200);
+    assert_eq!((&hosts.body["status"], &hosts.body["guests"]), (&json!("fresh"), &json!(1)));
+    cell.reserve("lost", 512).await.expect_code(503, "store_unavailable");
+    until("the cell leads again", ready).await;
+    cell.reserve("lost", 512).await.expect(201);
+    assert_eq!(cell.get(&path).await.expect(200).body, made.body);
 }

@@ -57,6 +57,26 @@ async fn a_create_is_answered_once_it_runs() {
     let said = cell.post(&format!("{path}/exec"), exec).await.expect(200);
     assert_eq!(said.body["stdout"], "echo hi");
 
+    // A host that says more than it was asked for is cut; the newest is what is wanted.
+    let logs = cell.get(&format!("{path}/logs?bytes=9")).await.expect(200);
+    assert_eq!(
+        (&logs.body["output"], &logs.body["truncated"]),
+        (&json!("xthe end\n"), &json!(true))
+    );
+    assert_eq!(logs.body["id"], made.body["id"]);
+    let bad = cell.get(&format!("{path}/logs?bytes=0")).await.expect_code(400, "invalid_request");
+    assert_eq!(bad.body["field"], "bytes");
+    cell.admin(Method::POST, "/v1/admin/tenants", json!({ "id": "other" })).await.expect(201);
+    let key = json!({ "role": "tenant", "tenant": "other" });
+    let key = cell.admin(Method::POST, "/v1/admin/keys", key).await.expect(201);
+    let others = cell.request(Method::GET, &format!("{path}/logs"));
+    let others = others.bearer_auth(key.body["key"].as_str().unwrap());
+    Tested::send(others).await.expect_code(404, "not_found");
+    let operator = cell.admin(Method::GET, &format!("{path}/logs"), Value::Null).await.expect(200);
+    assert!(operator.body["output"].as_str().unwrap().len() <= 65_536);
+    let host = cell.call("host", Method::GET, &format!("{path}/logs"), None).await;
+    host.expect_code(403, "forbidden");
+
     for _ in 0..2 {
         let gone = cell.call("tenant-default", Method::DELETE, &path, None).await.expect(202);
         assert!(["terminating", "terminated"].contains(&gone.body["status"].as_str().unwrap()));
@@ -65,6 +85,8 @@ async fn a_create_is_answered_once_it_runs() {
     cell.get(&wait).await.expect(200);
     assert!(agent.was_told("end"));
     cell.get(&path).await.expect(200);
+    let gone = cell.get(&format!("{path}/logs")).await.expect_code(409, "conflict");
+    assert!(gone.body["detail"].as_str().unwrap().contains("terminated"), "{}", gone.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]

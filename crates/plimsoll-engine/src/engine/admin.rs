@@ -46,6 +46,15 @@ impl Engine {
                 None => Err(missing("template", &name)),
             },
             Admin::PutKey(row) => self.put_key(row, out),
+            Admin::RenewKey(row) => {
+                let data = serde_json::json!({ "key": row.id, "role": row.role.as_str(),
+                    "revoked": self.keys.contains_key(&row.id) });
+                let done = self.put_key(row, out);
+                if done.is_ok() {
+                    self.event(now, "key.renewed", None, data, out);
+                }
+                done
+            }
             Admin::DropKey(id) => match self.keys.remove(&id) {
                 Some(_) => {
                     out.changes.push(Change::KeyGone(id));

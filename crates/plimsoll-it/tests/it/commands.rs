@@ -129,6 +129,12 @@ fn a_second_server_in_one_folder_says_so() {
     let folder = Folder::new();
     let _server = folder.up(&["--driver=simulated,process"]);
     folder.run(&["cell", "--listen=127.0.0.1:0"]).exits(1).says("hint: is another cell up");
+    // Another store does not make it another folder: keys and address are the first one's.
+    let address = std::fs::read(folder.path().join("plimsoll-data/address")).unwrap();
+    let words = ["cell", "--listen=127.0.0.1:0", "--store=memory"];
+    folder.run(&words).exits(1).says("held by another cell").says("hint: is another cell up");
+    assert_eq!(std::fs::read(folder.path().join("plimsoll-data/address")).unwrap(), address);
+    folder.run(&["ls"]).ok();
 }
 
 #[test]
@@ -177,4 +183,68 @@ fn decisions_say_where_hosts_were_counted() {
     folder.run(&["pools", "set", "local", "limit=1"]).ok();
     folder.run(&["create", "--template=sleeper", "--deadline=0"]).exits(75);
     folder.run(&["decisions", "--code=no_capacity"]).ok().says(" of 1 ");
+}
+
+/// What a guest's own command says can be read while the guest is on its host, and no longer.
+#[test]
+fn the_output_of_a_guest_is_shown() {
+    let folder = Folder::new();
+    let _server = folder.up(&["--driver=process,simulated"]);
+    let script = "echo one; echo two >&2; sleep 600";
+    let id = folder.create(&["--template=process", "--", "sh", "-c", script]);
+    wait_for("both lines", || folder.run(&["logs", &id]).ok().stdout == "one\ntwo\n");
+    let cut = folder.run(&["logs", &id, "--bytes=4"]).ok().says("--bytes shows more");
+    assert_eq!(cut.stdout, "two\n");
+    let json = folder.run(&["logs", &id, "--json"]).ok().json();
+    assert_eq!((&json["output"], &json["truncated"]), (&"one\ntwo\n".into(), &false.into()));
+    folder.run(&["logs", &id, "--bytes=524289"]).exits(2).says("524288");
+    folder.run(&["pause", &id]).ok();
+    assert_eq!(folder.run(&["logs", &id]).ok().stdout, "one\ntwo\n");
+    assert_eq!(folder.status(&id), "paused", "reading wakes nobody");
+    folder.run(&["stop", &id]).exits(1);
+    folder.run(&["resume", &id]).ok();
+    folder.run(&["stop", &id]).ok();
+    wait_for("the end", || folder.run(&["logs", &id]).ok().stdout == "one\ntwo\n");
+    folder.run(&["rm", &id]).ok();
+    folder.run(&["wait", &id, "--status=terminated"]).ok();
+    folder.run(&["logs", &id]).exits(1).says("output is kept with its guest");
+}
+
+/// A key file that is lost is named, and comes back when that is asked for; guests live on.
+#[test]
+fn lost_keys_are_made_anew_when_asked_for() {
+    let folder = Folder::new();
+    let server = folder.up(&["--driver=process,simulated"]);
+    let id = folder.create(&["--template=process", "--", "sleep", "600"]);
+    let data = folder.path().join("plimsoll-data");
+    let other = folder.run(&["keys", "create", "--role=operator"]).ok().stdout.trim().to_owned();
+    std::fs::write(folder.path().join("other.key"), other).unwrap();
+    std::fs::copy(data.join("operator.key"), folder.path().join("old.key")).unwrap();
+    std::fs::copy(data.join("host.key"), folder.path().join("old-host.key")).unwrap();
+    assert!(server.stop().success());
+
+    let up = ["up", "--listen=127.0.0.1:0", "--agent-listen=127.0.0.1:0", "--host-name=h1"];
+    for file in ["operator.key", "host.key"] {
+        let aside = folder.path().join("aside");
+        std::fs::rename(data.join(file), &aside).unwrap();
+        folder.run(&up).exits(1).says(file).says("--renew-keys");
+        std::fs::rename(aside, data.join(file)).unwrap();
+    }
+    for file in ["operator.key", "host.key"] {
+        std::fs::remove_file(data.join(file)).unwrap();
+    }
+    let _server = folder.up(&["--driver=process,simulated", "--renew-keys", "--end-guests"]);
+    assert_eq!(folder.status(&id), "running");
+    folder.run(&["hosts", "--key-file=old.key"]).exits(1).says("unauthenticated");
+    folder.run(&["hosts", "--key-file=other.key"]).ok();
+    folder.run(&["hosts", "--key-file=old-host.key"]).exits(1).says("forbidden");
+    let events = folder.run(&["events", "--type=key.renewed", "--json"]).ok().json();
+    let roles: Vec<_> = events["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| (event["data"]["role"].clone(), event["data"]["revoked"].clone()))
+        .collect();
+    assert_eq!(roles, [("operator".into(), true.into()), ("host".into(), false.into())]);
+    folder.run(&["rm", &id]).ok();
 }

@@ -51,6 +51,21 @@ fn a_full_disk_refuses_and_is_got_over() {
     let refused = refused.expect("the disk is never full");
     refused.exits(75).says("store_unavailable");
     server.assert_alive();
+    // What is there can be read all the while.
+    let answers = |words: &[&str]| folder.run(&[words, &["--deadline=0"]].concat()).code == 0;
+    let questions: [&[&str]; 8] = [
+        &["plans", "show", "kept"],
+        &["ls", "--all"],
+        &["pools"],
+        &["hosts"],
+        &["quota"],
+        &["events"],
+        &["decisions"],
+        &["status"],
+    ];
+    wait_for("answers from a cell that can keep nothing", || {
+        questions.iter().all(|words| answers(words)) && !answers(&["plans", "create", "no"])
+    });
 
     std::fs::remove_file(&ballast).unwrap();
     wait_for("the cell to decide again", || {

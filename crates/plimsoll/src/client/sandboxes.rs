@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use plimsoll_api::{Body as _, ExecRequest, ListSandboxes, Sandbox, WaitQuery};
+use plimsoll_api::{Body as _, ExecRequest, ListSandboxes, LogsQuery, Sandbox, WaitQuery};
 use plimsoll_client::{Client, Waited};
 use plimsoll_types::{PoolName, SandboxId, SandboxStatus, bounds};
 
@@ -192,6 +192,37 @@ impl Exec {
             show::say(&format!("the command was ended after {} s", self.timeout_seconds));
         }
         Ok(ExitCode::from(exit_code(done.exit_code)))
+    }
+}
+
+/// Shows what a sandbox's own command has written, the newest of it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Logs {
+    /// The sandbox
+    #[arg(value_name = "ID")]
+    id: SandboxId,
+    /// Most bytes, at most 524288
+    #[arg(long, value_name = "BYTES", default_value_t = LogsQuery::default().bytes)]
+    bytes: usize,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+impl Logs {
+    pub(crate) async fn run(self) -> Result<ExitCode, Failure> {
+        let query = LogsQuery { bytes: self.bytes };
+        LogsQuery::from_pairs(&query.to_pairs())?;
+        let client = self.connect.client(As::Viewer, Patience::Answers)?;
+        let logs = client.sandbox_logs(self.id, &query).await?;
+        if show::wants_json() {
+            show::json(&logs)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        show::out(&logs.output)?;
+        if logs.truncated {
+            show::say("there is older output; --bytes shows more");
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -41,6 +41,10 @@ pub(crate) struct CellFlags {
     /// Take heartbeats only under a key of the host's own
     #[arg(long, help_heading = "Cell")]
     pub(crate) require_enrolment: bool,
+    /// Make operator.key and host.key anew where they are lost, or not known to the store; the
+    /// former operator's key is revoked, the former host key is not
+    #[arg(long, help_heading = "Cell")]
+    pub(crate) renew_keys: bool,
     /// Take webhook endpoints on private, loopback and link-local addresses
     #[arg(long, help_heading = "Cell")]
     pub(crate) webhooks_private: bool,
@@ -67,6 +71,7 @@ impl CellFlags {
         config.agent_ca = self.agent_ca;
         config.metrics_open = !self.metrics_private;
         config.require_enrolment = self.require_enrolment;
+        config.renew_keys = self.renew_keys;
         config.webhooks_private = self.webhooks_private;
         self.quota.apply(&mut config.engine)?;
         config.limits.connections_max = self.connections_max;
@@ -97,6 +102,12 @@ fn emptied(config: &CellConfig) -> Result<(), Failure> {
         .hint("put a copy of the store back; to begin anew, remove the data folder"))
 }
 
+/// Whether a store of an earlier start is there.
+pub(crate) fn is_kept(config: &CellConfig) -> bool {
+    let StoreUrl::Sqlite(path) = &config.store else { return false };
+    std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
+}
+
 /// Starts a cell and waits until it decides.
 ///
 /// # Errors
@@ -111,6 +122,9 @@ pub(crate) async fn start(config: CellConfig) -> Result<Cell, Failure> {
             StartError::Serve(ServeError::Bind { .. }) => failure.hint(format!(
                 "is another cell up? it holds {listen}; --listen 127.0.0.1:0 picks a free port"
             )),
+            StartError::FolderHeld { .. } => {
+                failure.hint("is another cell up in this folder? --data names another folder")
+            }
             StartError::Store(_) if why.contains(" is held by ") => {
                 failure.hint("is another cell up in this folder? --data names another folder")
             }

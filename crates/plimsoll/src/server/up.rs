@@ -108,7 +108,11 @@ impl Pair {
         let scheme = if trusted.is_some() { "https" } else { "http" };
         let config = up.cell.config(up.tls)?;
         let data = config.data.clone();
-        let is_first = !data.join("operator.key").exists();
+        let is_kept = cell::is_kept(&config);
+        let is_first = !is_kept && !data.join("operator.key").exists();
+        if is_kept && !config.renew_keys {
+            lost(&data)?;
+        }
         let cell = cell::start(config).await?;
         let url = url_of(&format!("{scheme}://{}", cell.address()));
         let (stop_agent, stopped) = watch::channel(false);
@@ -152,6 +156,11 @@ impl Pair {
             let seen = self.operator.host(&self.host).await;
             match seen {
                 Ok(host) if host.status == HostStatus::Fresh => return Ok(()),
+                Err(error) if error.code() == Some(RefusalCode::Unauthenticated) => {
+                    return Err(Failure::from(error).hint(
+                        "operator.key is of another store; --renew-keys has this one take it over",
+                    ));
+                }
                 Err(error) if error.code() != Some(RefusalCode::NotFound) => {
                     return Err(error.into());
                 }
@@ -219,6 +228,25 @@ impl Pair {
             drivers = words.join(", "),
         )
     }
+}
+
+/// Says which key file of a kept store is gone, and the ways back.
+///
+/// # Errors
+/// When one is.
+fn lost(data: &Path) -> Result<(), Failure> {
+    for (file, then) in [
+        ("operator.key", "makes a new one and revokes the lost one"),
+        ("host.key", "makes a new one; hosts go on under the lost one, too"),
+    ] {
+        let path = data.join(file);
+        if !path.exists() {
+            let what = format!("{} is gone, and the store beside it is kept", path.display());
+            return Err(Failure::refused(what)
+                .hint(format!("put it back, or start once with --renew-keys, which {then}")));
+        }
+    }
+    Ok(())
 }
 
 /// How the agent reaches its cell.
