@@ -82,7 +82,6 @@ impl Ids {
             template: TemplateName::new("shell").expect(name),
             spec: Arc::new(SandboxSpec {
                 command: ["sh", "-c", "sleep 60"].map(str::to_owned).to_vec(),
-                labels: [("team".to_owned(), "ci".to_owned())].into(),
                 ..SandboxSpec::default()
             }),
         }
@@ -160,6 +159,8 @@ fn sandbox(ids: &mut Ids) -> SandboxRow {
         tenant: ids.tenant.clone(),
         template: ids.template.clone(),
         spec: Arc::clone(&ids.spec),
+        key: None,
+        labels: [("team", "ci")].into(),
         status: SandboxStatus::Running,
         reason: None,
         status_since: NOW,

@@ -9,6 +9,7 @@ mod command;
 mod config;
 mod engine;
 pub mod index;
+mod labels;
 mod output;
 pub mod rows;
 
@@ -18,6 +19,7 @@ pub use command::{
 };
 pub use config::{AbuseAct, EngineConfig};
 pub use engine::{Engine, RestoreError, Violation};
+pub use labels::Labels;
 pub use output::{
     CheckLine, ConcurrencyView, ConsumptionView, Counts, Disposition, Effect, Explanation, Gauges,
     HostGauge, HostLine, HostView, LimitHit, Observation, Output, PoolView, QuotaView, RateView,

@@ -12,6 +12,7 @@ use plimsoll_types::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use crate::labels::Labels;
 pub use plimsoll_policy::consumption::ConsumptionLimits;
 pub use plimsoll_policy::quota::Limit;
 pub use plimsoll_policy::rate::RateLimits;
@@ -215,16 +216,15 @@ pub struct HostRow {
     pub old_boots: Vec<String>,
 }
 
-/// What a start needs and nobody reads otherwise. Kept apart so that a record stays small.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What a start needs and nobody reads otherwise. It is shared by all sandboxes that are started
+/// alike, so that a record stays small: what tells one sandbox from the next has no place in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SandboxSpec {
     /// The command.
     pub command: Vec<String>,
     /// The environment. Never logged.
     pub env: BTreeMap<String, String>,
-    /// Labels for people and lists.
-    pub labels: BTreeMap<String, String>,
     /// Counted resources.
     pub counted: Counted,
     /// Labels that its host must carry.
@@ -239,8 +239,6 @@ pub struct SandboxSpec {
     pub fork_of: Option<SandboxId>,
     /// Its lifecycle as asked for.
     pub lifecycle: Lifecycle,
-    /// The caller's idempotency key.
-    pub key: Option<String>,
 }
 
 /// For what the cell paused a sandbox of its own accord and will let it run again by itself.
@@ -286,6 +284,10 @@ pub struct SandboxRow {
     pub template: TemplateName,
     /// What a start needs.
     pub spec: Arc<SandboxSpec>,
+    /// The caller's idempotency key.
+    pub key: Option<Arc<str>>,
+    /// Labels for people and lists.
+    pub labels: Labels,
     /// Where it stands.
     pub status: SandboxStatus,
     /// Why, for people.

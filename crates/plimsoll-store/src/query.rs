@@ -213,5 +213,8 @@ pub(crate) fn sandbox_matches(filter: &SandboxFilter, row: &SandboxRow) -> bool 
     filter.tenant.as_ref().is_none_or(|tenant| *tenant == row.tenant)
         && filter.status.is_none_or(|status| status == row.status)
         && filter.pool.as_ref().is_none_or(|pool| Some(pool) == row.pool.as_ref())
-        && filter.label.as_ref().is_none_or(|(key, value)| row.spec.labels.get(key) == Some(value))
+        && filter
+            .label
+            .as_ref()
+            .is_none_or(|(key, value)| row.labels.get(key) == Some(value.as_str()))
 }

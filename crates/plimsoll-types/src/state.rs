@@ -334,7 +334,7 @@ impl Default for Preemption {
 
 /// Lifecycle limits of a sandbox in seconds: `None` takes the operator's default, -1 is off, else
 /// at least 60.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Lifecycle {
     /// Pause after this long without activity.

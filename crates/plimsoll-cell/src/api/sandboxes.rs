@@ -156,7 +156,7 @@ pub(super) async fn list(
     let (views, next) = merge(live, more_live, ended, more_ended, limit);
     let wanted = |row: &SandboxRow| {
         (query.statuses.is_empty() || query.statuses.contains(&row.status))
-            && query.labels.iter().all(|(key, value)| row.spec.labels.get(key) == Some(value))
+            && query.labels.iter().all(|(key, value)| row.labels.get(key) == Some(value.as_str()))
     };
     let sees_hosts = tenant.sees_hosts();
     let items = views

@@ -88,7 +88,7 @@ pub(crate) fn patch(id: SandboxId, body: api::PatchSandbox) -> PatchSandbox {
 pub(crate) fn sandbox(row: SandboxRow, place: Option<u64>, sees_hosts: bool) -> api::Sandbox {
     let spec = &row.spec;
     api::Sandbox {
-        labels: spec.labels.clone(),
+        labels: row.labels.to_map(),
         lifecycle: spec.lifecycle,
         command: spec.command.clone(),
         forked_from: spec.fork_of,

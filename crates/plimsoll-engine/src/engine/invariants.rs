@@ -138,7 +138,7 @@ impl Engine {
             for (expected, victim) in &pool.pausing {
                 let sandbox = &self.sandboxes[*victim];
                 if sandbox.row.status != SandboxStatus::Pausing
-                    || sandbox.pause_expected != Some(*expected)
+                    || sandbox.rare().pause_expected != Some(*expected)
                 {
                     let (id, status) = (sandbox.row.id, sandbox.row.status);
                     broken("I13", format!("{id} counts as being paused and is {status}"));
@@ -271,7 +271,7 @@ impl Engine {
                 *victims.entry(waiter).or_default() += 1;
             }
             let queued = sandbox.row.status == SandboxStatus::Queued;
-            if queued && sandbox.place.is_none() {
+            if queued && sandbox.rare().place.is_none() {
                 broken("I7", format!("{} is queued and stands in no queue", sandbox.row.id));
             }
         }

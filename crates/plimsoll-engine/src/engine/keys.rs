@@ -48,7 +48,7 @@ impl Engine {
         let (owner, known, hash) = match claim {
             Claim::Sandbox(ix) => {
                 let sandbox = &self.sandboxes[ix];
-                (sandbox.tenant, sandbox.row.spec.key.as_deref(), sandbox.body_hash)
+                (sandbox.tenant, sandbox.row.key.as_deref(), sandbox.row.body_hash)
             }
             Claim::Reservation(ix) => {
                 let reservation = &self.reservations[ix];

@@ -340,7 +340,7 @@ impl Engine {
         }
         let idle = self.config.hibernate_idle;
         let active = row.last_active_at.max(row.started_at.unwrap_or(row.created_at));
-        let failed = sandbox.pause_failed_at.is_some_and(|at| now.since(at) < PAUSE_AGAIN);
+        let failed = sandbox.rare().pause_failed_at.is_some_and(|at| now.since(at) < PAUSE_AGAIN);
         !failed && now.since(active) >= idle && self.quiet_for(ix) >= idle
     }
 

@@ -38,7 +38,7 @@ impl Engine {
             last_active_at: self.active_at(ix),
             at_rest_since: row.status_since.max(released),
             resume_requested: row.resume_requested_at.is_some() || barred,
-            pause_failed_at: sandbox.pause_failed_at,
+            pause_failed_at: sandbox.rare().pause_failed_at,
         };
         (resolve(&row.spec.lifecycle, &defaults), facts)
     }
@@ -51,7 +51,7 @@ impl Engine {
 
     /// Until when a limit that pauses leaves a guest alone whose pause has failed.
     fn not_before(&self, ix: Ix, action: Action) -> Timestamp {
-        match self.sandboxes[ix].pause_failed_at {
+        match self.sandboxes[ix].rare().pause_failed_at {
             Some(failed) if !action.deletes() => failed + PAUSE_AGAIN,
             _ => Timestamp(0),
         }

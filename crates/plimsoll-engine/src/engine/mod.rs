@@ -27,6 +27,7 @@ mod restore;
 mod run;
 mod sandbox;
 mod slab;
+mod specs;
 mod state;
 mod timers;
 mod totals;
@@ -90,6 +91,7 @@ pub struct Engine {
     /// Label keys that some template asks for: only these tell hosts apart.
     label_keys: BTreeSet<String>,
     sandboxes: Slab<Sandbox>,
+    specs: specs::Specs,
     sandbox_ix: BTreeMap<SandboxId, Ix>,
     reservations: Slab<Reservation>,
     reservation_ix: IdMap<ReservationId, Ix>,

@@ -243,7 +243,7 @@ impl Engine {
     fn release_key(&mut self, ix: Ix) {
         let print = self.sandboxes[ix].key.take();
         self.unbind(print, Claim::Sandbox(ix));
-        Arc::make_mut(&mut self.sandboxes[ix].row.spec).key = None;
+        self.sandboxes[ix].row.key = None;
     }
 
     /// Gives back what an attempt held on its host, and remembers not to ask that host again
@@ -260,8 +260,7 @@ impl Engine {
         self.sandboxes[ix].row.host = None;
         self.sandboxes[ix].host = None;
         self.sandboxes[ix].undoing = false;
-        self.sandboxes[ix].tried.retain(|(host, _)| *host != tried.0);
-        self.sandboxes[ix].tried.push(tried);
+        self.sandboxes[ix].edit_rare(|rare| rare.try_host(tried));
     }
 
     /// Places a create that holds nothing on another host, if one takes it.
@@ -414,8 +413,7 @@ impl Engine {
     /// The host found no room after all: the resume queues and never fails for good (P1).
     fn resume_refused(&mut self, now: Timestamp, ix: Ix, host: Ix, detail: &str, out: &mut Output) {
         let stamp = self.hosts[host].stamp;
-        self.sandboxes[ix].tried.retain(|(tried, _)| *tried != host);
-        self.sandboxes[ix].tried.push((host, Some(stamp)));
+        self.sandboxes[ix].edit_rare(|rare| rare.try_host((host, Some(stamp))));
         let since = self.sandboxes[ix].row.resume_requested_at.unwrap_or(now);
         let why = format!("waiting: its host refused the resume: {detail}");
         self.resume_undone(now, ix, &why, out);
@@ -551,7 +549,7 @@ impl Engine {
             // The start was lost together with the engine or the agent that had it: nothing is
             // wrong with its host, which may be the only one.
             self.leave_failed_host(now, ix, (host, None), out);
-            self.sandboxes[ix].tried.clear();
+            self.sandboxes[ix].edit_rare(|rare| rare.tried.clear());
             if !self.place_again(now, ix, out) {
                 self.release_key(ix);
                 self.fail(now, ix, "start_failed: it was lost in a restart", out);

@@ -91,8 +91,9 @@ impl Engine {
         for (_, victim) in &self.pools[pool].pausing {
             let waiter = self.sandboxes[*victim].row.preempted_for;
             let waiter = waiter.and_then(|id| self.sandbox_ix.get(&id).copied());
-            let waits = waiter
-                .filter(|ix| self.sandboxes[*ix].place.is_some_and(|(queue, _)| queue == pool));
+            let waits = waiter.filter(|ix| {
+                self.sandboxes[*ix].rare().place.is_some_and(|(queue, _)| queue == pool)
+            });
             match waits {
                 Some(ix) if served.insert(ix) => {}
                 _ => spare += 1,
@@ -137,7 +138,7 @@ impl Engine {
         self.change(now, victim, out, |row| row.preempted_for = Some(waiter));
         if let Some(ix) = self.sandbox_ix.get(&waiter).copied() {
             let victim_id = self.sandboxes[victim].row.id;
-            self.sandboxes[ix].displaced.push(victim_id);
+            self.sandboxes[ix].edit_rare(|rare| rare.displaced.push(victim_id));
         }
         self.sandbox_event(now, victim, "sandbox.preempted", json!({ "for": waiter }), out);
         out.observations.push(Observation::Preemption(name.clone(), mode.as_str()));
@@ -180,8 +181,8 @@ impl Engine {
             last_active_at: self.active_at(ix),
             running_since: row.started_at.unwrap_or(row.status_since),
             brought_in_at: row.brought_in_at,
-            displaced_waiter: sandbox.displaced.contains(&waiter),
-            pause_failed_at: sandbox.pause_failed_at,
+            displaced_waiter: sandbox.rare().displaced.contains(&waiter),
+            pause_failed_at: sandbox.rare().pause_failed_at,
             overcommitted: sandbox.woken,
             charge: row.charge_mib,
             counted,
@@ -293,7 +294,7 @@ impl Engine {
     pub(super) fn keep_for_waiter(&mut self, now: Timestamp, victim: Ix) {
         let Some(waiter) = self.sandboxes[victim].row.preempted_for else { return };
         let Some(ix) = self.sandbox_ix.get(&waiter).copied() else { return };
-        let Some((pool, place)) = self.sandboxes[ix].place else { return };
+        let Some((pool, place)) = self.sandboxes[ix].rare().place else { return };
         let ttl = Millis::from_seconds(self.pools[pool].row.settings.hold_ttl_seconds);
         let host = self.sandboxes[ix].host.or(self.sandboxes[victim].host);
         let slot = self.slot_limit(pool).is_some();

@@ -47,7 +47,7 @@ impl Engine {
     pub(super) fn enqueue(&mut self, now: Timestamp, pool: Ix, place: Place, waiter: Waiter) {
         let tenant = match &waiter {
             Waiter::Create(ix) | Waiter::Resume(ix) => {
-                self.sandboxes[*ix].place = Some((pool, place));
+                self.sandboxes[*ix].edit_rare(|rare| rare.place = Some((pool, place)));
                 self.sandboxes[*ix].tenant
             }
             Waiter::Reserve(waiting) => waiting.tenant,
@@ -63,7 +63,7 @@ impl Engine {
         let waiter = self.pools[pool].queue.remove(&place)?;
         let tenant = match &waiter {
             Waiter::Create(ix) | Waiter::Resume(ix) => {
-                self.sandboxes[*ix].place = None;
+                self.sandboxes[*ix].edit_rare(|rare| rare.place = None);
                 self.sandboxes[*ix].tenant
             }
             Waiter::Reserve(waiting) => waiting.tenant,
@@ -76,7 +76,7 @@ impl Engine {
 
     /// Takes a sandbox out of the queue it stands in, if any.
     pub(super) fn leave_queue(&mut self, ix: Ix) {
-        if let Some((pool, place)) = self.sandboxes[ix].place {
+        if let Some((pool, place)) = self.sandboxes[ix].rare().place {
             self.dequeue(pool, place);
         }
     }

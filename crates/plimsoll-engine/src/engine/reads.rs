@@ -119,7 +119,7 @@ impl Engine {
                 && filter.status.is_none_or(|status| row.status == status)
                 && filter.pool.as_ref().is_none_or(|pool| row.pool.as_ref() == Some(pool))
                 && filter.label.as_ref().is_none_or(|(key, value)| {
-                    row.spec.labels.get(key).is_some_and(|have| have == value)
+                    row.labels.get(key).is_some_and(|have| have == value)
                 })
         };
         let mut items: Vec<_> = self

@@ -72,6 +72,7 @@ impl Engine {
             partition_ix: std::collections::BTreeMap::new(),
             label_keys: std::collections::BTreeSet::new(),
             sandboxes: Slab::default(),
+            specs: super::specs::Specs::default(),
             sandbox_ix: std::collections::BTreeMap::new(),
             reservations: Slab::default(),
             reservation_ix: IdMap::default(),
@@ -209,14 +210,12 @@ impl Engine {
             .unwrap_or(&self.config.default_pool);
         let home = self.pool_ix.get(home).copied().or(pool);
         let route = if row.spec.fork_of.is_some() { Route::Fork } else { Route::Create };
-        let key = row.spec.key.as_deref().map(|key| fingerprint(row.tenant.as_str(), route, key));
-        let body_hash = row.body_hash;
+        let key = row.key.as_deref().map(|key| fingerprint(row.tenant.as_str(), route, key));
         Ok(self.insert_sandbox(Sandbox {
             tenant,
             pool,
             host,
             key,
-            body_hash,
             home,
             answered: true,
             ..Sandbox::new(row)

@@ -87,7 +87,9 @@ impl Engine {
         decision: DecisionId,
         out: &mut Output,
     ) {
-        if self.sandboxes[ix].place.is_some() || self.try_resume(now, ix, None, decision, out) {
+        if self.sandboxes[ix].rare().place.is_some()
+            || self.try_resume(now, ix, None, decision, out)
+        {
             return;
         }
         let Some(pool) = self.sandboxes[ix].pool else { return };
@@ -129,7 +131,7 @@ impl Engine {
         }
         // Its host has said no and nothing new since: it is not asked for every change elsewhere.
         let refused = (host, Some(self.hosts[host].stamp));
-        if self.sandboxes[ix].tried.contains(&refused) {
+        if self.sandboxes[ix].rare().tried.contains(&refused) {
             return false;
         }
         let resident = status == SandboxStatus::Paused && !released;
@@ -311,11 +313,11 @@ impl Engine {
         sandbox.failures = 0;
         sandbox.repeats = 0;
         sandbox.taken_over = false;
-        sandbox.tried.clear();
+        sandbox.edit_rare(|rare| rare.tried.clear());
         self.no_longer_starting(ix);
         let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;
         self.start_over(now, ix);
-        let brought_in = !self.sandboxes[ix].displaced.is_empty();
+        let brought_in = !self.sandboxes[ix].rare().displaced.is_empty();
         self.change(now, ix, out, |row| {
             row.brought_in_at = brought_in.then_some(now);
             row.status = SandboxStatus::Running;
@@ -333,7 +335,7 @@ impl Engine {
     pub(super) fn now_paused(&mut self, now: Timestamp, ix: Ix, released: bool, out: &mut Output) {
         self.pause_over(now, ix);
         self.sandboxes[ix].woken = false;
-        self.sandboxes[ix].displaced.clear();
+        self.sandboxes[ix].edit_rare(|rare| rare.displaced.clear());
         if released {
             self.keep_for_waiter(now, ix);
         }
@@ -372,9 +374,9 @@ impl Engine {
     /// Forgets the expected end of a pause, and learns from how long it took.
     pub(super) fn pause_over(&mut self, now: Timestamp, ix: Ix) {
         let sandbox = &mut self.sandboxes[ix];
-        let (Some(expected), Some(pool)) = (sandbox.pause_expected.take(), sandbox.pool) else {
-            return;
-        };
+        let expected = sandbox.rare().pause_expected;
+        sandbox.edit_rare(|rare| rare.pause_expected = None);
+        let (Some(expected), Some(pool)) = (expected, sandbox.pool) else { return };
         let took = now.since(sandbox.row.status_since).0;
         let state = &mut self.pools[pool];
         state.pausing.remove(&(expected, ix));
@@ -384,7 +386,7 @@ impl Engine {
     /// The pause did not happen: it runs on, and is no victim for a while.
     pub(super) fn pause_failed(&mut self, now: Timestamp, ix: Ix, why: &str, out: &mut Output) {
         self.pause_over(now, ix);
-        self.sandboxes[ix].pause_failed_at = Some(now);
+        self.sandboxes[ix].edit_rare(|rare| rare.pause_failed_at = Some(now));
         let reason = format!("its pause failed: {why}");
         self.change(now, ix, out, |row| {
             row.status = SandboxStatus::Running;

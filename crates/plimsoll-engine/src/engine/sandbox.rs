@@ -19,7 +19,7 @@ use super::reserve::after;
 use super::state::{Ask, Claim, Found, Ix, ParkedCall, Pending, Place, Sandbox, Use, Waiter};
 use crate::command::{Caller, Command, CreateSandbox, ForkSandbox, Token};
 use crate::output::{Disposition, Observation, Output, Refusal, Reply, SandboxView};
-use crate::rows::{Change, Meter, Role, SandboxRow, SandboxSpec, TemplateRow, Verb};
+use crate::rows::{Change, Labels, Meter, Role, SandboxRow, SandboxSpec, TemplateRow, Verb};
 
 /// A create or a fork on its way to a verdict.
 pub(super) struct Draft {
@@ -71,7 +71,7 @@ impl Engine {
         };
         let print =
             key.as_deref().map(|key| fingerprint(caller.tenant.as_str(), Route::Create, key));
-        let row = self.new_row(now, caller, &create, template, key.as_deref());
+        let row = self.new_row(now, caller, &create, template, key);
         let (verb, answered) = (Verb::Create, create.answered);
         Ok(Draft { row, tenant, pool, print, body_hash, verb, answered, pinned: None })
     }
@@ -82,7 +82,7 @@ impl Engine {
         caller: &Caller,
         create: &CreateSandbox,
         template: &TemplateRow,
-        key: Option<&str>,
+        key: Option<Arc<str>>,
     ) -> SandboxRow {
         let mut env = template.env.clone();
         env.extend(create.env.clone());
@@ -94,7 +94,6 @@ impl Engine {
         let spec = SandboxSpec {
             command,
             env,
-            labels: create.labels.clone(),
             counted: template.counted.clone(),
             host_labels: template.host_labels.clone(),
             rootfs: template.rootfs.clone(),
@@ -102,13 +101,14 @@ impl Engine {
             requested_pool: create.pool.clone(),
             fork_of: None,
             lifecycle: create.lifecycle,
-            key: key.map(ToOwned::to_owned),
         };
         SandboxRow {
             id: create.id,
             tenant: caller.tenant.clone(),
             template: template.name.clone(),
             spec: Arc::new(spec),
+            key,
+            labels: Labels::from(&create.labels),
             status: SandboxStatus::Queued,
             reason: None,
             status_since: now,
@@ -196,13 +196,11 @@ impl Engine {
             key.as_deref().map(|key| fingerprint(sandbox.row.tenant.as_str(), Route::Fork, key));
         let mut spec = (*sandbox.row.spec).clone();
         spec.fork_of = Some(fork.from);
-        spec.key = key.as_deref().map(ToOwned::to_owned);
-        if let Some(labels) = fork.labels {
-            spec.labels = labels;
-        }
         let row = SandboxRow {
             id: fork.id,
             spec: Arc::new(spec),
+            key,
+            labels: fork.labels.as_ref().map_or_else(|| sandbox.row.labels.clone(), Labels::from),
             status: SandboxStatus::Queued,
             reason: None,
             status_since: now,
@@ -246,7 +244,7 @@ impl Engine {
         retry: Option<Command>,
         out: &mut Output,
     ) {
-        if let (Some(print), Some(key)) = (draft.print, draft.row.spec.key.clone()) {
+        if let (Some(print), Some(key)) = (draft.print, draft.row.key.clone()) {
             match self.bound(print, draft.tenant, &key, draft.body_hash) {
                 Bound::Same(Claim::Sandbox(ix)) => {
                     self.answer(token, ix, None, Disposition::Replayed, out);
@@ -332,12 +330,12 @@ impl Engine {
         self.event(now, "sandbox.queued", Some(tenant), data, out);
     }
 
-    fn insert_draft(&mut self, draft: Draft) -> Ix {
+    fn insert_draft(&mut self, mut draft: Draft) -> Ix {
         let id = draft.row.id;
+        draft.row.spec = self.specs.share(draft.row.spec);
         let ix = self.insert_sandbox(Sandbox {
             tenant: draft.tenant,
             key: draft.print,
-            body_hash: draft.body_hash,
             answered: draft.answered,
             home: Some(draft.pool),
             ..Sandbox::new(draft.row)
@@ -441,7 +439,7 @@ impl Engine {
             let known = self.hosts.get(*host).map(|state| state.stamp);
             (stamp.is_none() || *stamp == known).then_some(*host)
         };
-        let tried = sandbox.tried.iter().filter_map(still).collect();
+        let tried = sandbox.rare().tried.iter().filter_map(still).collect();
         row_ask(&sandbox.row, spec, tried, place)
     }
 
@@ -531,7 +529,7 @@ impl Engine {
 
     pub(super) fn view(&self, ix: Ix) -> SandboxView {
         let sandbox = &self.sandboxes[ix];
-        let place = sandbox.place.map(|(pool, place)| {
+        let place = sandbox.rare().place.map(|(pool, place)| {
             let ahead = self.pools[pool].queue.range(..place).take(self.config.queue_max).count();
             u64::try_from(ahead).unwrap_or(u64::MAX) + 1
         });

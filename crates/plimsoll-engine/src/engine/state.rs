@@ -357,11 +357,8 @@ pub(crate) struct Sandbox {
     /// The same as it was first, for a command that has to be sent again after a report has
     /// accounted for the first.
     pub(crate) asked: Option<Pending>,
-    /// Its place in the queue of `queue_pool`.
-    pub(crate) place: Option<(Ix, Place)>,
-    /// Hosts that refused or failed this attempt of a start. One that refused may be asked again
-    /// once it has reported anew, so its stamp stands beside it; one that failed may not.
-    pub(crate) tried: SmallVec<[(Ix, Option<u64>); 1]>,
+    /// See [`Sandbox::rare`] and [`Sandbox::edit_rare`].
+    pub(crate) rare: Option<Box<Rare>>,
     /// Starts that have failed.
     pub(crate) failures: u32,
     /// Its caller has its answer: a refusal by the hosts queues it.
@@ -373,20 +370,14 @@ pub(crate) struct Sandbox {
     /// Since when complete lists miss it.
     pub(crate) missing_since: Option<Timestamp>,
     pub(crate) key: Option<u128>,
-    pub(crate) body_hash: u64,
     pub(crate) timer: Option<Timestamp>,
     pub(crate) measured_written_at: Timestamp,
-    pub(crate) pause_failed_at: Option<Timestamp>,
-    /// When its pause is expected to end, while it is under way and will free something.
-    pub(crate) pause_expected: Option<Timestamp>,
     /// The pool that it asks first.
     pub(crate) home: Option<Ix>,
     /// Repeats of the command under way, each later than the one before.
     pub(crate) repeats: u32,
     /// Its start was under way when this engine took over: nobody here knows what came of it.
     pub(crate) taken_over: bool,
-    /// The victims that were paused for it.
-    pub(crate) displaced: SmallVec<[SandboxId; 1]>,
     /// It is stopped, and its host has not said yet that its process is gone.
     pub(crate) stopping: bool,
     /// Its host woke it by itself, beyond the pool's limit.
@@ -414,23 +405,18 @@ impl Sandbox {
             on_host: None,
             pending: None,
             asked: None,
-            place: None,
-            tried: SmallVec::new(),
+            rare: None,
             failures: 0,
             answered: false,
             undoing: false,
             seen: (0, 0),
             missing_since: None,
             key: None,
-            body_hash: 0,
             timer: None,
             measured_written_at: Timestamp(0),
-            pause_failed_at: None,
-            pause_expected: None,
             home: None,
             repeats: 0,
             taken_over: false,
-            displaced: SmallVec::new(),
             woken: false,
             on_tenant: 0,
             meter: None,
@@ -438,7 +424,66 @@ impl Sandbox {
             counted: None,
         }
     }
+
+    /// What few sandboxes have.
+    pub(crate) fn rare(&self) -> &Rare {
+        self.rare.as_deref().unwrap_or(&NO_RARE)
+    }
+
+    /// Changes what few sandboxes have; it takes memory only while there is something.
+    pub(crate) fn edit_rare(&mut self, edit: impl FnOnce(&mut Rare)) {
+        edit_rare(&mut self.rare, edit);
+    }
 }
+
+fn edit_rare(held: &mut Option<Box<Rare>>, edit: impl FnOnce(&mut Rare)) {
+    if let Some(rare) = held {
+        edit(rare);
+        if **rare == NO_RARE {
+            *held = None;
+        }
+    } else {
+        let mut rare = Rare::NONE;
+        edit(&mut rare);
+        if rare != NO_RARE {
+            *held = Some(Box::new(rare));
+        }
+    }
+}
+
+/// What few sandboxes have at a time. Kept apart, so that the record of one that simply runs is
+/// small.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rare {
+    /// Its place in the queue of a pool.
+    pub(crate) place: Option<(Ix, Place)>,
+    /// Hosts that refused or failed this attempt of a start. One that refused may be asked again
+    /// once it has reported anew, so its stamp stands beside it; one that failed may not.
+    pub(crate) tried: Vec<(Ix, Option<u64>)>,
+    pub(crate) pause_failed_at: Option<Timestamp>,
+    /// When its pause is expected to end, while it is under way and will free something.
+    pub(crate) pause_expected: Option<Timestamp>,
+    /// The victims that were paused for it.
+    pub(crate) displaced: Vec<SandboxId>,
+}
+
+impl Rare {
+    const NONE: Self = Self {
+        place: None,
+        tried: Vec::new(),
+        pause_failed_at: None,
+        pause_expected: None,
+        displaced: Vec::new(),
+    };
+
+    /// Takes note of a host that refused or failed, in place of what was noted of it before.
+    pub(crate) fn try_host(&mut self, tried: (Ix, Option<u64>)) {
+        self.tried.retain(|(host, _)| *host != tried.0);
+        self.tried.push(tried);
+    }
+}
+
+static NO_RARE: Rare = Rare::NONE;
 
 /// A charge that no report holds yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -542,3 +587,27 @@ pub(crate) enum Timer {
 
 /// Names that a host may have been known by.
 pub(crate) type HostNames = Map<HostId, Ix>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the 1 KiB of a live sandbox's record. Its meter, its key and labels, its places in the
+    /// maps and lists, and the allocator have the rest.
+    #[test]
+    fn a_sandbox_that_runs_is_small() {
+        assert!(size_of::<Sandbox>() <= 704, "{}", size_of::<Sandbox>());
+    }
+
+    #[test]
+    fn what_is_rare_takes_memory_only_while_it_is_there() {
+        let mut rare = None;
+        edit_rare(&mut rare, |rare| rare.tried.clear());
+        assert!(rare.is_none());
+        edit_rare(&mut rare, |rare| rare.try_host((1, None)));
+        edit_rare(&mut rare, |rare| rare.try_host((1, Some(7))));
+        assert_eq!(rare.as_ref().map(|rare| rare.tried.clone()), Some(vec![(1, Some(7))]));
+        edit_rare(&mut rare, |rare| rare.tried.clear());
+        assert!(rare.is_none());
+    }
+}

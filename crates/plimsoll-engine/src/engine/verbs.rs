@@ -11,7 +11,7 @@ use super::sandbox::wrong_state;
 use super::state::{Claim, Ix};
 use crate::command::{Caller, PatchSandbox, Token};
 use crate::output::{Disposition, Effect, Output, Refusal};
-use crate::rows::Change;
+use crate::rows::{Change, Labels};
 
 impl Engine {
     pub(super) fn patch(
@@ -27,9 +27,6 @@ impl Engine {
             Err(refusal) => return Self::refuse(token, *refusal, out),
         };
         let mut spec = (*self.sandboxes[ix].row.spec).clone();
-        if let Some(labels) = patch.labels {
-            spec.labels = labels;
-        }
         if let Some(new) = patch.lifecycle {
             let old = &mut spec.lifecycle;
             old.idle_timeout_seconds = new.idle_timeout_seconds.or(old.idle_timeout_seconds);
@@ -37,13 +34,17 @@ impl Engine {
             old.max_paused_seconds = new.max_paused_seconds.or(old.max_paused_seconds);
             old.ttl_seconds = new.ttl_seconds.or(old.ttl_seconds);
         }
+        let spec = self.specs.share(Arc::new(spec));
         self.change(now, ix, out, |row| {
-            row.spec = Arc::new(spec);
+            row.spec = spec;
+            if let Some(labels) = &patch.labels {
+                row.labels = Labels::from(labels);
+            }
             row.preemptible = patch.preemptible.unwrap_or(row.preemptible);
             row.priority = patch.priority.unwrap_or(row.priority);
         });
         // A new priority is a new place, at the same age.
-        if let (Some(_), Some((pool, place))) = (patch.priority, self.sandboxes[ix].place)
+        if let (Some(_), Some((pool, place))) = (patch.priority, self.sandboxes[ix].rare().place)
             && let Some(waiter) = self.dequeue(pool, place)
         {
             let place = self.next_place(self.sandboxes[ix].row.priority, place.since);
@@ -204,7 +205,7 @@ impl Engine {
         if plimsoll_policy::slots::frees_slot(self.pause_kind(ix)) {
             let expected = now + Millis(self.pools[pool].pause_millis);
             self.pools[pool].pausing.insert((expected, ix));
-            self.sandboxes[ix].pause_expected = Some(expected);
+            self.sandboxes[ix].edit_rare(|rare| rare.pause_expected = Some(expected));
         }
     }
 

@@ -393,7 +393,7 @@ impl World {
                     || (disposition == Disposition::Queued && running);
                 let Some(state) = self.cell.conns.get_mut(&conn) else {
                     // Its caller has left before it was answered: nobody owns it.
-                    let key = view.row.spec.key.as_deref();
+                    let key = view.row.key.as_deref();
                     let joined = self.cell.conns.values().any(|conn| {
                         conn.key.as_ref().is_some_and(|(tenant, of)| {
                             *tenant == view.row.tenant && Some(&**of) == key

@@ -389,12 +389,12 @@ impl Oracle {
             broken = Some(("I7", detail));
         }
         if before.is_none()
-            && let Some(key) = &row.spec.key
+            && let Some(key) = &row.key
         {
             let fork = row.spec.fork_of.is_some();
             let twin = self.rows.sandboxes.values().find(|other| {
                 other.tenant == row.tenant
-                    && other.spec.key.as_ref() == Some(key)
+                    && other.key.as_ref() == Some(key)
                     && other.spec.fork_of.is_some() == fork
                     && !other.status.is_terminal()
             });

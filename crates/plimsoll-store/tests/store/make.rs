@@ -142,7 +142,6 @@ impl Make {
         SandboxSpec {
             command: self.words(),
             env: self.pairs(),
-            labels: self.pairs(),
             counted: self.counted(),
             host_labels: self.pairs(),
             rootfs: self.maybe(Self::text),
@@ -150,7 +149,6 @@ impl Make {
             requested_pool: self.maybe(|make| pool(&make.name())),
             fork_of: self.maybe(|make| SandboxId(make.u128())),
             lifecycle: self.lifecycle(),
-            key: self.maybe(Self::text),
         }
     }
 
@@ -259,6 +257,8 @@ impl Make {
             tenant: tenant(&self.name()),
             template: template(&self.name()),
             spec: Arc::new(self.spec()),
+            key: self.maybe(|make| Arc::from(make.text())),
+            labels: (&self.pairs()).into(),
             status,
             reason: self.maybe(|make| Arc::from(make.text())),
             status_since: self.time(),

@@ -177,10 +177,7 @@ fn ended_sandboxes_are_listed_by_id_and_filter(backend: &mut dyn Backend) {
             row.ended_at = row.status.is_terminal().then_some(NOW);
             row.tenant = tenant(if id % 3 == 0 { "red" } else { "green" });
             row.pool = Some(pool(if id % 5 == 0 { "west" } else { "east" }));
-            let mut spec = (*row.spec).clone();
-            spec.labels =
-                [("team".to_owned(), if id % 2 == 0 { "ci" } else { "dev" }.to_owned())].into();
-            row.spec = spec.into();
+            row.labels = [("team", if id % 2 == 0 { "ci" } else { "dev" })].into();
             row
         })
         .collect();
@@ -207,7 +204,10 @@ fn ended_sandboxes_are_listed_by_id_and_filter(backend: &mut dyn Backend) {
             .filter(|row| filter.pool.is_none() || filter.pool == row.pool)
             .filter(|row| filter.status.is_none_or(|status| status == row.status))
             .filter(|row| {
-                filter.label.as_ref().is_none_or(|(key, value)| row.spec.labels[key] == *value)
+                filter
+                    .label
+                    .as_ref()
+                    .is_none_or(|(key, value)| row.labels.get(key) == Some(value.as_str()))
             })
             .map(|row| row.id.0)
             .collect();

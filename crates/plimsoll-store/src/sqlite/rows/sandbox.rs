@@ -63,7 +63,6 @@ fn bind_spec(spec: &SandboxSpec, to: &mut Binder<'_, '_>) -> rusqlite::Result<()
     let SandboxSpec {
         command,
         env,
-        labels,
         counted,
         host_labels,
         rootfs,
@@ -71,10 +70,7 @@ fn bind_spec(spec: &SandboxSpec, to: &mut Binder<'_, '_>) -> rusqlite::Result<()
         requested_pool,
         fork_of,
         lifecycle,
-        key,
     } = spec;
-    to.maybe_text(key.as_deref())?;
-    to.json_unless(labels.is_empty(), labels)?;
     let rest = SpecColumn {
         command: Held::Borrowed(command),
         env: Held::Borrowed(env),
@@ -90,24 +86,14 @@ fn bind_spec(spec: &SandboxSpec, to: &mut Binder<'_, '_>) -> rusqlite::Result<()
 }
 
 fn read_spec(cells: &mut Cells<'_, '_>) -> Result<Arc<SandboxSpec>, StoreError> {
-    let key = cells.maybe_text()?.map(str::to_owned);
-    let labels = cells.maybe_text()?;
-    let rest = cells.text()?;
-    // Only a spec of its own has a key. Two texts with a line end between them are two again in
-    // only one way: neither holds one, being JSON as `serde_json` writes it.
-    let both = key.is_none().then(|| format!("{}\n{rest}", labels.unwrap_or_default()));
-    if let Some(spec) = both.as_ref().and_then(|both| cells.shared.spec(both)) {
+    let text = cells.text()?;
+    if let Some(spec) = cells.shared.spec(text) {
         return Ok(spec);
     }
-    let labels = match labels {
-        Some(text) => cells.json_of(text)?,
-        None => BTreeMap::new(),
-    };
-    let rest: SpecColumn<'static> = cells.json_of(rest)?;
+    let rest: SpecColumn<'static> = cells.json_of(text)?;
     let spec = Arc::new(SandboxSpec {
         command: rest.command.into_owned(),
         env: rest.env.into_owned(),
-        labels,
         counted: rest.counted.into_owned(),
         host_labels: rest.host_labels.into_owned(),
         rootfs: rest.rootfs.map(Held::into_owned),
@@ -115,11 +101,8 @@ fn read_spec(cells: &mut Cells<'_, '_>) -> Result<Arc<SandboxSpec>, StoreError> 
         requested_pool: rest.requested_pool,
         fork_of: rest.fork_of,
         lifecycle: rest.lifecycle,
-        key,
     });
-    if let Some(both) = both {
-        cells.shared.hold_spec(&both, &spec);
-    }
+    cells.shared.hold_spec(text, &spec);
     Ok(spec)
 }
 
@@ -174,6 +157,8 @@ impl SqlRow for SandboxRow {
             tenant,
             template,
             spec,
+            key,
+            labels,
             status,
             reason,
             status_since,
@@ -247,6 +232,8 @@ impl SqlRow for SandboxRow {
         to.uint(*body_hash)?;
         to.maybe_text(paused_by.map(PausedBy::as_str))?;
         to.json_unless(meter.is_unused(), meter)?;
+        to.maybe_text(key.as_deref())?;
+        to.json_unless(labels.is_empty(), labels)?;
         bind_spec(spec, to)
     }
 
@@ -289,6 +276,8 @@ impl SqlRow for SandboxRow {
             body_hash: cells.uint()?,
             paused_by: cells.maybe_parse()?,
             meter: cells.json_or_default()?,
+            key: cells.maybe_text()?.map(Arc::from),
+            labels: cells.json_or_default()?,
             spec: read_spec(cells)?,
         })
     }
