@@ -11,7 +11,7 @@ use plimsoll_types::bounds;
 use serde::de::DeserializeOwned;
 
 pub(crate) use bound::{Bound, LIFECYCLE_BOUND};
-use locate::locate;
+use locate::{list_for_object, locate};
 
 /// The header that makes a create idempotent.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "Idempotency-Key";
@@ -79,6 +79,10 @@ fn shorten(given: &impl std::fmt::Display, length_max: usize) -> String {
 
 /// A body that callers send: it knows what its fields may hold.
 pub trait Body: DeserializeOwned {
+    /// Fields, at any depth, that hold objects of fields. serde would take a list for one of them,
+    /// field by field in their order: limits that nobody has named.
+    const OBJECTS: &'static [&'static str] = &[];
+
     /// Checks what the types alone do not.
     ///
     /// # Errors
@@ -104,6 +108,11 @@ pub fn parse<T: Body>(bytes: &[u8]) -> Result<T, FieldError> {
         return Err(FieldError::new("body", "a list", "an object"));
     }
     let body: T = serde_json::from_slice(bytes).map_err(|error| explain(bytes, &error))?;
+    if !T::OBJECTS.is_empty()
+        && let Some(place) = list_for_object(bytes, T::OBJECTS)
+    {
+        return Err(FieldError::new(place.path, place.given, "an object"));
+    }
     body.validate()?;
     Ok(body)
 }

@@ -204,7 +204,29 @@ impl Limits {
     }
 }
 
+/// Fields of plans and tenants that hold objects.
+const OBJECTS: &[&str] = &[
+    "concurrency",
+    "consumption",
+    "rate",
+    "overrides",
+    "sandboxes",
+    "vcpus",
+    "memory_mib",
+    "cpu_seconds",
+    "gib_hours",
+    "egress_bytes",
+    "creates_per_minute",
+    "creates_per_hour",
+    "forks_per_minute",
+    "forks_per_hour",
+    "resumes_per_minute",
+    "resumes_per_hour",
+];
+
 impl Body for Limits {
+    const OBJECTS: &'static [&'static str] = OBJECTS;
+
     fn validate(&self) -> Result<(), FieldError> {
         self.concurrency.validate()?;
         self.consumption.validate()?;
@@ -237,6 +259,8 @@ impl LimitsPatch {
 }
 
 impl Body for LimitsPatch {
+    const OBJECTS: &'static [&'static str] = OBJECTS;
+
     fn validate(&self) -> Result<(), FieldError> {
         let mut set = Limits::default();
         self.clone().apply(&mut set);
@@ -282,6 +306,8 @@ impl Plan {
 }
 
 impl Body for Plan {
+    const OBJECTS: &'static [&'static str] = OBJECTS;
+
     fn validate(&self) -> Result<(), FieldError> {
         self.limits().validate()
     }
@@ -315,6 +341,8 @@ pub struct CreateTenant {
 }
 
 impl Body for CreateTenant {
+    const OBJECTS: &'static [&'static str] = OBJECTS;
+
     fn validate(&self) -> Result<(), FieldError> {
         check_opt("period_anchor_day", self.period_anchor_day)?;
         self.overrides.validate().map_err(|error| error.within("overrides"))
@@ -393,6 +421,8 @@ impl TenantPatch {
 }
 
 impl Body for TenantPatch {
+    const OBJECTS: &'static [&'static str] = OBJECTS;
+
     fn validate(&self) -> Result<(), FieldError> {
         check_opt("period_anchor_day", self.period_anchor_day.as_set().copied())?;
         if let Some(reason) = &self.suspended_reason {

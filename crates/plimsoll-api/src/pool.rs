@@ -194,6 +194,8 @@ impl Pool {
 }
 
 impl Body for Pool {
+    const OBJECTS: &'static [&'static str] = &["preemption", "reserve", "lifecycle"];
+
     fn validate(&self) -> Result<(), FieldError> {
         check_opt("limit", self.limit)?;
         let preemption = &self.preemption;
@@ -351,6 +353,8 @@ impl PoolPatch {
 }
 
 impl Body for PoolPatch {
+    const OBJECTS: &'static [&'static str] = &["preemption", "reserve", "lifecycle"];
+
     /// Checks nothing by itself: only the pool that comes of it can be judged.
     fn validate(&self) -> Result<(), FieldError> {
         Ok(())

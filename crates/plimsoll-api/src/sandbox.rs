@@ -173,6 +173,8 @@ impl CreateSandbox {
 }
 
 impl Body for CreateSandbox {
+    const OBJECTS: &'static [&'static str] = &["lifecycle"];
+
     fn validate(&self) -> Result<(), FieldError> {
         check_opt("memory_mib", self.memory_mib)?;
         check_opt("vcpus", self.vcpus)?;
@@ -305,6 +307,8 @@ pub struct PatchSandbox {
 }
 
 impl Body for PatchSandbox {
+    const OBJECTS: &'static [&'static str] = &["lifecycle"];
+
     fn validate(&self) -> Result<(), FieldError> {
         if let Some(labels) = &self.labels {
             check_labels("labels", labels.iter())?;

@@ -37,6 +37,32 @@ pub(super) fn locate(text: &[u8], line: usize, column: usize) -> Place {
     Walk::new(text, start.saturating_add(column).min(text.len())).run()
 }
 
+/// Finds the first list that stands where fields of these names hold objects. The text is JSON.
+pub(super) fn list_for_object(text: &[u8], objects: &[&str]) -> Option<Place> {
+    let mut at = 0;
+    let mut key: &[u8] = &[];
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => {
+                let mut string = Walk::new(text, text.len());
+                string.at = at;
+                string.skip_string();
+                key = text.get(at + 1..string.at.saturating_sub(1)).unwrap_or_default();
+                at = string.at;
+                continue;
+            }
+            b'[' if objects.iter().any(|object| object.as_bytes() == key) => {
+                return Some(Walk::new(text, at + 1).run());
+            }
+            b':' => {}
+            byte if byte.is_ascii_whitespace() => {}
+            _ => key = &[],
+        }
+        at += 1;
+    }
+    None
+}
+
 /// The token that was read last. What it does to the stacks is done when the next one comes, so
 /// that at the end they still lead to it, and only then are they made into text.
 #[derive(Clone, Copy)]

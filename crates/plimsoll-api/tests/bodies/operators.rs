@@ -174,3 +174,26 @@ fn an_envelope_is_of_the_one_type() {
         assert_eq!(about::<Envelope>(with(body.clone(), pointer, value)).0, field);
     }
 }
+
+/// serde would take a list for an object, by position: a limit that nobody has named.
+#[test]
+fn lists_are_taken_for_no_object() {
+    fn refused<T: Body + std::fmt::Debug>(text: &str) -> String {
+        let error = parse::<T>(text.as_bytes()).unwrap_err();
+        assert_eq!((error.given.as_str(), error.bound.as_str()), ("a list", "an object"), "{text}");
+        error.field
+    }
+    assert_eq!(refused::<Plan>(r#"{"id": "p", "concurrency": []}"#), "concurrency");
+    let text = r#"{"id": "p", "concurrency": {"vcpus": {"limit": 1}, "sandboxes" :\n [5, 10]}}"#;
+    assert_eq!(refused::<Plan>(&text.replace("\\n", "\n")), "concurrency.sandboxes");
+    assert_eq!(refused::<LimitsPatch>(r#"{"rate": [[3]]}"#), "rate");
+    let text = r#"{"id": "t", "overrides": {"consumption": {"cpu_seconds": [7]}}}"#;
+    assert_eq!(refused::<CreateTenant>(text), "overrides.consumption.cpu_seconds");
+    assert_eq!(refused::<Pool>(r#"{"name": "p", "preemption": ["idle"]}"#), "preemption");
+    assert_eq!(refused::<PoolPatch>(r#"{"lifecycle": [60]}"#), "lifecycle");
+    assert_eq!(refused::<CreateSandbox>(r#"{"template": "a", "lifecycle": []}"#), "lifecycle");
+    // Lists where lists belong, and texts that look like fields, are none of these.
+    let fine = r#"{"template": "a", "command": ["lifecycle", "[", "\"lifecycle\":["]}"#;
+    assert!(parse::<CreateSandbox>(fine.as_bytes()).is_ok());
+    assert!(parse::<Pool>(br#"{"name": "lifecycle", "overflow": ["reserve"]}"#).is_ok());
+}
