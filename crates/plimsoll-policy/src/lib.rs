@@ -15,6 +15,7 @@ pub mod aside;
 pub mod charge;
 pub mod consumption;
 pub mod deletion;
+pub mod delivery;
 pub mod fit;
 pub mod fresh;
 pub mod host;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_engine::rows::{EndpointRow, EventRow};
+use plimsoll_policy::delivery::Delivery;
 use plimsoll_store::{EventQuery, Progress};
 use plimsoll_types::{EndpointId, EventId, TenantId};
 use tokio::sync::watch;
@@ -164,7 +165,7 @@ impl Feed {
             let step = progress.get(&id);
             let cursor = step.map_or(row.cursor, |step| step.cursor.max(row.cursor));
             let failing_since = step.and_then(|step| step.failing_since);
-            let place = Place { cursor, durable: cursor, failing_since };
+            let place = Place { delivery: Delivery::new(cursor, failing_since), durable: cursor };
             self.app.hooks.places(|places| places.insert(id, (Arc::clone(&row), place)));
             // Between its cursor and the last event looked at there may be something.
             let slot = Slot { row: watch::Sender::new(row), high: self.tail, worker: None };
@@ -216,7 +217,8 @@ impl Feed {
     /// Starts an endpoint's worker where it has none and is behind.
     fn start_worker(&mut self, id: EndpointId) {
         let Some(slot) = self.slots.get_mut(&id) else { return };
-        let behind = self.app.hooks.place(id).is_some_and(|place| place.cursor < slot.high);
+        let behind =
+            self.app.hooks.place(id).is_some_and(|place| place.delivery.cursor() < slot.high);
         if slot.worker.is_none() && behind {
             let worker = Worker::new(Arc::clone(&self.app), slot.row.subscribe());
             slot.worker = Some(self.workers.spawn(async move { (id, worker.run().await) }));
@@ -254,10 +256,11 @@ impl Feed {
             let Some(place) = self.app.hooks.place(*id).filter(|_| slot.worker.is_none()) else {
                 continue;
             };
-            if place.cursor >= slot.high && place.durable < place.cursor.max(tail) {
-                let cursor = place.cursor.max(tail);
-                self.app.hooks.change_place(*id, |place| place.cursor = cursor);
-                let failing_since = place.failing_since;
+            let mut delivery = place.delivery;
+            if delivery.cursor() >= slot.high && place.durable < delivery.cursor().max(tail) {
+                delivery.pass(tail);
+                self.app.hooks.change_place(*id, |place| place.delivery.pass(tail));
+                let (cursor, failing_since) = (delivery.cursor(), delivery.failing_since());
                 steps.push(Progress { endpoint: *id, cursor, failing_since });
             }
         }

@@ -4,7 +4,8 @@
 //! there every event was delivered or given up on. Nothing else has to survive a crash. `feed`
 //! watches the log and runs a `worker` for each endpoint that has something to hear; a worker sends
 //! one event after the other, so that order is kept and a receiver that is down holds up nobody
-//! but itself.
+//! but itself. When an event is tried again and when that ends is the policy's to say
+//! ([`plimsoll_policy::delivery`]).
 //!
 //! Cursors are written by the store's own `record`, in the writer's thread and under its lease, and
 //! not through the engine: the engine decides nothing by them, and a settings row that carried a
@@ -14,7 +15,6 @@
 
 mod address;
 mod feed;
-mod schedule;
 mod send;
 mod sign;
 mod time;
@@ -24,6 +24,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_engine::rows::{EndpointRow, EventRow};
+use plimsoll_policy::delivery::{Delivery, DeliveryRule, Next, Outcome};
 use plimsoll_store::{DeliveryOutcome, DeliveryRow};
 use plimsoll_types::{EndpointId, EventId, Timestamp};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -51,18 +52,16 @@ const READS_MAX: usize = 4;
 /// How far an endpoint has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    /// Every event up to this one was delivered, given up on, or is not wanted.
-    cursor: EventId,
+    delivery: Delivery,
     /// The cursor that the store has.
     durable: EventId,
-    /// Since when every attempt has failed.
-    failing_since: Option<Timestamp>,
 }
 
 /// What workers, the feed and the API's test deliveries share.
 #[derive(Debug)]
 pub(crate) struct Hooks {
     sender: send::Sender,
+    rule: DeliveryRule,
     sending: Semaphore,
     retrying: Semaphore,
     tests: Semaphore,
@@ -78,6 +77,7 @@ impl Hooks {
     pub(crate) fn new(private: bool, time: Time) -> Result<Self, reqwest::Error> {
         Ok(Self {
             sender: send::Sender::new(private, time)?,
+            rule: DeliveryRule::default(),
             sending: Semaphore::new(SENDING_MAX),
             retrying: Semaphore::new(RETRYING_MAX),
             tests: Semaphore::new(TESTS_MAX),
@@ -114,12 +114,23 @@ impl Hooks {
         self.places(|places| places.get(&id).map(|(_, place)| *place))
     }
 
-    fn change_place(&self, id: EndpointId, change: impl FnOnce(&mut Place)) {
-        self.places(|places| {
-            if let Some((_, place)) = places.get_mut(&id) {
-                change(place);
-            }
-        });
+    /// Changes an endpoint's place; `None` for one that is no more.
+    fn change_place<T>(&self, id: EndpointId, change: impl FnOnce(&mut Place) -> T) -> Option<T> {
+        self.places(|places| places.get_mut(&id).map(|(_, place)| change(place)))
+    }
+
+    /// Takes what became of an attempt, and says what follows; `None` for an endpoint that is no
+    /// more.
+    fn attempted(&self, id: EndpointId, attempt: &Attempt) -> Option<Next> {
+        let outcome = match &attempt.verdict {
+            Verdict::Taken => Outcome::Taken,
+            Verdict::Gone => Outcome::Gone,
+            Verdict::Failed { retry_after, .. } => Outcome::Failed { retry_after: *retry_after },
+        };
+        let draw = getrandom::u32().unwrap_or_default();
+        self.change_place(id, |place| {
+            place.delivery.attempted(attempt.at, outcome, draw, &self.rule)
+        })
     }
 
     /// Whether another endpoint of the same owner still has this event before it.
@@ -128,7 +139,7 @@ impl Hooks {
             places.values().any(|(row, place)| {
                 row.id != own.id
                     && row.tenant == own.tenant
-                    && place.cursor < event.id
+                    && place.delivery.cursor() < event.id
                     && wants(row, event)
             })
         })

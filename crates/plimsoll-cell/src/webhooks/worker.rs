@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use plimsoll_engine::rows::{EndpointRow, EventRow, Role};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
+use plimsoll_policy::delivery::{Next, Off};
 use plimsoll_store::{DeliveryOutcome, DeliveryRow, EventQuery, Progress, Reader, StoreError};
 use plimsoll_types::Timestamp;
 use tokio::sync::watch;
 
-use super::{Attempt, Hooks, Verdict, delivery, schedule, wants};
+use super::{Attempt, Hooks, delivery, wants};
 use crate::app::App;
 
 /// Events read at once: some 50 KiB.
@@ -67,8 +68,8 @@ impl Worker {
         loop {
             let row = self.current();
             let place = self.hooks().place(row.id).ok_or(Stop::Lost)?;
-            let query =
-                EventQuery { after: Some(place.cursor), tenant: row.tenant.clone(), limit: PAGE };
+            let after = Some(place.delivery.cursor());
+            let query = EventQuery { after, tenant: row.tenant.clone(), limit: PAGE };
             let page = read(&self.app, move |reader| reader.events(&query)).await?;
             for event in &page.items {
                 if !wants(&row, event) {
@@ -77,7 +78,6 @@ impl Worker {
                 match self.deliver(event).await? {
                     Sent::Next => {}
                     Sent::Disable(reason) => {
-                        self.write().await?;
                         self.disable(&row, reason).await?;
                         return Err(Stop::Disabled);
                     }
@@ -87,7 +87,7 @@ impl Worker {
                 }
             }
             if let Some(through) = page.through {
-                self.hooks().change_place(row.id, |place| place.cursor = place.cursor.max(through));
+                self.hooks().change_place(row.id, |place| place.delivery.pass(through));
             }
             // A long stretch of events that the endpoint does not want moves the cursor too.
             if !self.unwritten.is_empty() || page.more {
@@ -101,81 +101,67 @@ impl Worker {
 
     /// Delivers one event, however long it takes.
     async fn deliver(&mut self, event: &EventRow) -> Result<Sent, Stop> {
-        let (mut attempts, mut due) = self.resume(event).await?;
+        self.begin(event).await?;
         loop {
-            if let Some(due) = due {
+            let id = self.row.borrow().id;
+            let place = self.hooks().place(id).ok_or(Stop::Lost)?;
+            let head = place.delivery.head().ok_or(Stop::Lost)?;
+            if let Some(due) = head.due {
                 self.wait(due).await?;
             }
             let row = self.current();
             if !wants(&row, event) {
                 return Ok(Sent::Next);
             }
-            let failing_since = self.hooks().place(row.id).ok_or(Stop::Lost)?.failing_since;
-            let room = self.hooks().room(failing_since.is_some()).await;
+            let failing = place.delivery.failing_since().is_some();
+            let room = self.hooks().room(failing).await;
             let attempt = self.hooks().sender.attempt(&row, event).await;
             drop(room);
-            attempts += 1;
-            let since = failing_since.unwrap_or(attempt.at);
-            match &attempt.verdict {
-                Verdict::Taken => {
-                    self.note(&row, event, attempts, &attempt, DeliveryOutcome::Delivered, None);
-                    self.hooks().change_place(row.id, |place| {
-                        (place.cursor, place.failing_since) = (event.id, None);
-                    });
-                    self.tell(&row, event, true).await?;
-                    if failing_since.is_some() {
-                        self.write().await?;
-                    }
-                    return Ok(Sent::Next);
-                }
-                // What the endpoint did not take stays before it, should it be switched on again.
-                Verdict::Gone => {
-                    self.note(&row, event, attempts, &attempt, DeliveryOutcome::GivenUp, None);
+            let next = self.hooks().attempted(row.id, &attempt).ok_or(Stop::Lost)?;
+            let (outcome, due) = match next {
+                Next::Advance { .. } => (DeliveryOutcome::Delivered, None),
+                Next::RetryAt(due) => (DeliveryOutcome::Failed, Some(due)),
+                Next::GiveUp | Next::Disable(_) => (DeliveryOutcome::GivenUp, None),
+            };
+            self.note(&row, event, head.attempts + 1, &attempt, outcome, due);
+            let awaited = next == Next::GiveUp && self.hooks().awaited_elsewhere(&row, event);
+            if let Some(came) = next.tells(awaited) {
+                self.tell(&row, event, came).await?;
+            }
+            if next.is_written_at_once() {
+                self.write().await?;
+            }
+            match next {
+                Next::RetryAt(_) => {}
+                Next::Advance { .. } | Next::GiveUp => return Ok(Sent::Next),
+                Next::Disable(Off::Gone) => {
                     return Ok(Sent::Disable("the receiver answered 410 Gone".to_owned()));
                 }
-                Verdict::Failed { .. } if attempt.at.since(since) >= schedule::FAILING_MAX => {
-                    self.note(&row, event, attempts, &attempt, DeliveryOutcome::GivenUp, None);
-                    let hours = schedule::FAILING_MAX.get() / 3_600_000;
+                Next::Disable(Off::Failing) => {
+                    let hours = self.hooks().rule.failing_max.get() / 3_600_000;
                     return Ok(Sent::Disable(format!("nothing was taken for {hours} hours")));
-                }
-                Verdict::Failed { retry_after, .. } => {
-                    self.hooks().change_place(row.id, |place| place.failing_since = Some(since));
-                    let draw = getrandom::u32().unwrap_or_default();
-                    let Some(wait) = schedule::wait(attempts, *retry_after, draw) else {
-                        self.note(&row, event, attempts, &attempt, DeliveryOutcome::GivenUp, None);
-                        self.hooks().change_place(row.id, |place| place.cursor = event.id);
-                        if !self.hooks().awaited_elsewhere(&row, event) {
-                            self.tell(&row, event, false).await?;
-                        }
-                        self.write().await?;
-                        return Ok(Sent::Next);
-                    };
-                    let next = attempt.at + wait;
-                    self.note(&row, event, attempts, &attempt, DeliveryOutcome::Failed, Some(next));
-                    self.write().await?;
-                    due = Some(next);
                 }
             }
         }
     }
 
-    /// Where the attempts at an event stood before a restart: how many there were, and when the
-    /// next is due.
-    async fn resume(&self, event: &EventRow) -> Result<(u32, Option<Timestamp>), Stop> {
+    /// Goes on to an event, from where the attempts at it stood before a restart.
+    async fn begin(&mut self, event: &EventRow) -> Result<(), Stop> {
         let id = self.row.borrow().id;
         let place = self.hooks().place(id).ok_or(Stop::Lost)?;
-        if place.failing_since.is_none() {
-            return Ok((0, None));
+        let mut last = None;
+        if place.delivery.failing_since().is_some() {
+            let page = read(&self.app, move |reader| reader.deliveries(id, None, RESUME_LOOKED_AT))
+                .await?;
+            let row = page.items.into_iter().find(|row| row.event == event.id);
+            last = row.filter(|row| row.outcome == DeliveryOutcome::Failed);
         }
-        let page =
-            read(&self.app, move |reader| reader.deliveries(id, None, RESUME_LOOKED_AT)).await?;
-        let last = page.items.into_iter().find(|row| row.event == event.id);
-        let Some(last) = last.filter(|row| row.outcome == DeliveryOutcome::Failed) else {
-            return Ok((0, None));
-        };
-        // A clock that was set back since must not stretch the wait.
-        let latest = self.hooks().time().now() + schedule::WAIT_MAX;
-        Ok((last.attempt, last.next_attempt_at.map(|at| at.min(latest))))
+        let last = last.map(|row| (row.attempt, row.next_attempt_at));
+        let (now, rule) = (self.hooks().time().now(), self.hooks().rule);
+        let begun = self.hooks().change_place(id, |place| {
+            place.delivery.begin(event.id, last, now, &rule);
+        });
+        begun.ok_or(Stop::Lost)
     }
 
     /// Waits for the next attempt. A new address or secret is tried at once.
@@ -213,10 +199,10 @@ impl Worker {
     async fn write(&mut self) -> Result<(), Stop> {
         let id = self.row.borrow().id;
         let place = self.hooks().place(id).ok_or(Stop::Lost)?;
-        let step =
-            Progress { endpoint: id, cursor: place.cursor, failing_since: place.failing_since };
+        let (cursor, failing_since) = (place.delivery.cursor(), place.delivery.failing_since());
+        let step = Progress { endpoint: id, cursor, failing_since };
         record(&self.app, std::mem::take(&mut self.unwritten), vec![step]).await?;
-        self.hooks().change_place(id, |now| now.durable = now.durable.max(place.cursor));
+        self.hooks().change_place(id, |now| now.durable = now.durable.max(cursor));
         Ok(())
     }
 
