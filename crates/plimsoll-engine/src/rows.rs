@@ -550,6 +550,16 @@ pub struct EndpointRow {
     pub failing_since: Option<Timestamp>,
 }
 
+impl EndpointRow {
+    /// Whether it is to hear of an event.
+    #[must_use]
+    pub fn wants(&self, event: &EventRow) -> bool {
+        self.disabled.is_none()
+            && (self.tenant.is_none() || self.tenant == event.tenant)
+            && (self.events.is_empty() || self.events.contains(&event.kind))
+    }
+}
+
 /// A secret that deliveries to one endpoint are signed with.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SigningSecret {

@@ -7,6 +7,9 @@
 
 use plimsoll_types::{EventId, Millis, Timestamp};
 
+/// Kinds of events by which the quota ladder wants to know whether they got through.
+pub const NOTICES: [&str; 2] = ["quota.suspended", "quota.deletion_scheduled"];
+
 /// When an event is tried again, and when that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveryRule {

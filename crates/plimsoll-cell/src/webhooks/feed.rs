@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
+use super::Place;
 use super::worker::{Stop, Worker, endpoints, read, record};
-use super::{Place, wants};
 use crate::app::App;
 use crate::core::Standing;
 
@@ -199,7 +199,7 @@ impl Feed {
             owners.iter().filter_map(|owner| self.by_owner.get(owner)).flatten().copied().collect();
         for id in ids {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
-            if wants(&slot.row.borrow(), event) {
+            if slot.row.borrow().wants(event) {
                 slot.high = slot.high.max(event.id);
                 self.start_worker(id);
             }

@@ -140,17 +140,10 @@ impl Hooks {
                 row.id != own.id
                     && row.tenant == own.tenant
                     && place.delivery.cursor() < event.id
-                    && wants(row, event)
+                    && row.wants(event)
             })
         })
     }
-}
-
-/// Whether an endpoint is to hear of an event.
-fn wants(row: &EndpointRow, event: &EventRow) -> bool {
-    row.disabled.is_none()
-        && (row.tenant.is_none() || row.tenant == event.tenant)
-        && (row.events.is_empty() || row.events.contains(&event.kind))
 }
 
 /// The log's row of an attempt.

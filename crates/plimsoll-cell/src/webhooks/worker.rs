@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use plimsoll_engine::rows::{EndpointRow, EventRow, Role};
 use plimsoll_engine::{Admin, Caller, Command, Read, Reply};
-use plimsoll_policy::delivery::{Next, Off};
+use plimsoll_policy::delivery::{NOTICES, Next, Off};
 use plimsoll_store::{DeliveryOutcome, DeliveryRow, EventQuery, Progress, Reader, StoreError};
 use plimsoll_types::Timestamp;
 use tokio::sync::watch;
 
-use super::{Attempt, Hooks, delivery, wants};
+use super::{Attempt, Hooks, delivery};
 use crate::app::App;
 
 /// Events read at once: some 50 KiB.
@@ -22,8 +22,6 @@ const RECORD_MAX: usize = 32;
 const RESUME_LOOKED_AT: usize = 50;
 /// A record that finds too many others waiting is handed over again after this long.
 const RECORD_INTERVAL: Duration = Duration::from_millis(100);
-/// Events by which the quota ladder wants to know whether they got through.
-const NOTICES: [&str; 2] = ["quota.suspended", "quota.deletion_scheduled"];
 
 /// Why a worker stops before it has delivered everything.
 #[derive(Debug)]
@@ -72,7 +70,7 @@ impl Worker {
             let query = EventQuery { after, tenant: row.tenant.clone(), limit: PAGE };
             let page = read(&self.app, move |reader| reader.events(&query)).await?;
             for event in &page.items {
-                if !wants(&row, event) {
+                if !row.wants(event) {
                     continue;
                 }
                 match self.deliver(event).await? {
@@ -110,7 +108,7 @@ impl Worker {
                 self.wait(due).await?;
             }
             let row = self.current();
-            if !wants(&row, event) {
+            if !row.wants(event) {
                 return Ok(Sent::Next);
             }
             let failing = place.delivery.failing_since().is_some();

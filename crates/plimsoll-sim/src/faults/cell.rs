@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_engine::rows::{Change, Role};
-use plimsoll_engine::{
-    Caller, Command, Disposition, Effect, Engine, EngineConfig, Input, Output, Reply, Token,
-};
+use plimsoll_engine::{Caller, Command, Effect, Engine, EngineConfig, Input, Output, Reply, Token};
 use plimsoll_types::{
-    HostCommand, HostId, HostOutcome, HostReport, Millis, OnFull, RefusalCode, RetryHint,
-    SandboxId, SandboxStatus, TenantId, Timestamp,
+    HostCommand, HostId, HostOutcome, HostReport, Millis, RefusalCode, RetryHint, SandboxId,
+    TenantId, Timestamp,
 };
 
-use super::client::{Answer, Asker, Request, What};
+use super::client::{Answer, Asker};
 use super::event::{AtNode, Event};
 use super::world::World;
 
@@ -43,18 +41,18 @@ pub(super) struct StoreMood {
 
 /// An open connection of a caller.
 #[derive(Clone, Debug)]
-struct Conn {
-    client: usize,
+pub(super) struct Conn {
+    pub(super) client: usize,
     /// The call whose reply is awaited; `None` once it has come.
-    token: Option<Token>,
+    pub(super) token: Option<Token>,
     /// The sandbox that has to run before the answer leaves.
-    sandbox: Option<SandboxId>,
+    pub(super) sandbox: Option<SandboxId>,
     /// It was this connection that made it.
-    made: bool,
+    pub(super) made: bool,
     /// What the caller asked for when its wait is over.
-    rejects: bool,
+    pub(super) rejects: bool,
     /// The key of its create: who asks with the same one joins it.
-    key: Option<(TenantId, Arc<str>)>,
+    pub(super) key: Option<(TenantId, Arc<str>)>,
 }
 
 /// One process of the cell.
@@ -65,14 +63,17 @@ pub(super) struct Cell {
     /// Counts processes: what was meant for an earlier one reaches nobody.
     pub(super) process: u64,
     pub(super) epoch: u64,
+    /// When it last took the lead, and when its store was last slow.
+    pub(super) led_at: Timestamp,
+    pub(super) slow_at: Timestamp,
     /// How far its clock is ahead of the world's.
-    ahead: i64,
+    pub(super) ahead: i64,
     /// The last time that the engine was told.
     clock: Timestamp,
     staged: Batch,
     committing: Option<Batch>,
-    asked: BTreeMap<Token, Asker>,
-    conns: BTreeMap<u64, Conn>,
+    pub(super) asked: BTreeMap<Token, Asker>,
+    pub(super) conns: BTreeMap<u64, Conn>,
     rpcs: BTreeMap<u64, (HostId, Box<HostCommand>)>,
     probes: BTreeMap<u64, HostId>,
     /// The last report of each host: no ledger, and so kept when the engine is dropped.
@@ -89,6 +90,8 @@ impl Cell {
             engine: None,
             process: 0,
             epoch: 0,
+            led_at: Timestamp(0),
+            slow_at: Timestamp(0),
             ahead: 0,
             clock: Timestamp(0),
             staged: Batch::default(),
@@ -112,7 +115,7 @@ impl Cell {
 
 impl World {
     /// The time by the cell's clock, which never goes back within one process.
-    fn cell_now(&mut self) -> Timestamp {
+    pub(super) fn cell_now(&mut self) -> Timestamp {
         let now = Timestamp(self.now.0 + self.cell.ahead);
         self.cell.clock = self.cell.clock.max(now);
         self.cell.clock
@@ -287,157 +290,12 @@ impl World {
                 };
                 self.answer_held(id, &answer);
             }
-            Effect::KeysChanged | Effect::Events => {}
+            Effect::Events => self.run_hooks(),
+            Effect::KeysChanged => {}
         }
     }
 
-    /// Answers whoever waits for this sandbox to run, if it does or never will.
-    fn answer_held(&mut self, id: SandboxId, answer: &Answer) {
-        if let Answer::Sandbox { status, .. } = answer
-            && is_on_its_way(*status)
-        {
-            return;
-        }
-        let held: Vec<u64> = self
-            .cell
-            .conns
-            .iter()
-            .filter(|(_, conn)| conn.sandbox == Some(id))
-            .map(|(number, _)| *number)
-            .collect();
-        for conn in held {
-            self.answer(conn, answer.clone());
-        }
-    }
-
-    /// Sends an answer and closes the connection.
-    fn answer(&mut self, conn: u64, answer: Answer) {
-        let Some(state) = self.cell.conns.remove(&conn) else { return };
-        self.oracle.acknowledge(&answer);
-        if let Answer::Sandbox { id, .. } = &answer {
-            // Somebody knows of it: whoever else waits for it may leave.
-            for other in self.cell.conns.values_mut().filter(|other| other.sandbox == Some(*id)) {
-                other.made = false;
-            }
-        }
-        let client = state.client;
-        let answer = Box::new(answer);
-        self.send(None, Millis::ZERO, |_| Event::Answered { client, conn, answer: answer.clone() });
-    }
-
-    pub(super) fn request(&mut self, conn: u64, client: usize, request: &Request) {
-        if self.cell.engine.is_none() {
-            let answer = Box::new(Answer::Broken);
-            let event = Event::Answered { client, conn, answer };
-            self.send(None, Millis::ZERO, |_| event.clone());
-            return;
-        }
-        if self.cell.conns.contains_key(&conn) {
-            // The network has doubled it: one connection, one call.
-            return;
-        }
-        let token = Token(self.number());
-        let mut command = request.command(|| self.ids.next());
-        let mut rejects = false;
-        if request.wait > Millis::ZERO
-            && let Command::Create(create) = &mut command
-        {
-            rejects = create.on_full == OnFull::Reject;
-            create.on_full = OnFull::Queue;
-        }
-        let running = request.waits_for_running();
-        let wait = request.wait;
-        let key = match &request.what {
-            What::Create(create) => create.key.as_ref(),
-            What::Fork(fork) => fork.key.as_ref(),
-            _ => None,
-        };
-        let key = key.map(|(key, _)| (request.tenant.clone(), Arc::clone(key)));
-        let state = Conn { client, token: Some(token), sandbox: None, made: false, rejects, key };
-        self.cell.conns.insert(conn, state);
-        self.cell.asked.insert(token, Asker::Client { conn, running, wait });
-        let caller = Caller { role: Role::Tenant, tenant: request.tenant.clone() };
-        if wait > Millis::ZERO && matches!(request.what, What::Create(_)) {
-            let process = self.cell.process;
-            self.queue.put(self.now + wait, Event::WaitOver { process, conn });
-        }
-        self.cell_input(Input::Call { token, caller, command });
-    }
-
-    fn reply(&mut self, token: Token, reply: Reply) {
-        let Some(asker) = self.cell.asked.remove(&token) else { return };
-        match asker {
-            Asker::World => {}
-            Asker::Beat { node, agent, sequence } => {
-                let Reply::Heartbeat(answer) = reply else { return };
-                let answer = Box::new(answer);
-                let what = AtNode::Answered { agent, sequence, answer };
-                self.tell(node, Millis::ZERO, what);
-            }
-            Asker::Register { node, agent } => {
-                let Reply::Registered { incarnation, .. } = reply else { return };
-                let what = AtNode::Registered { agent, incarnation };
-                self.tell(node, Millis::ZERO, what);
-            }
-            Asker::Client { conn, running, wait } => {
-                self.reply_to_client(conn, running, wait, reply);
-            }
-        }
-    }
-
-    fn reply_to_client(&mut self, conn: u64, running: bool, wait: Millis, reply: Reply) {
-        let answer = match reply {
-            Reply::Sandbox { view, disposition, .. } => {
-                let (id, status) = (view.row.id, view.row.status);
-                let made = disposition == Disposition::Created
-                    || (disposition == Disposition::Queued && running);
-                let Some(state) = self.cell.conns.get_mut(&conn) else {
-                    // Its caller has left before it was answered: nobody owns it.
-                    let key = view.row.key.as_deref();
-                    let joined = self.cell.conns.values().any(|conn| {
-                        conn.key.as_ref().is_some_and(|(tenant, of)| {
-                            *tenant == view.row.tenant && Some(&**of) == key
-                        })
-                    });
-                    if running && made && !joined && is_on_its_way(status) {
-                        self.leave(id, true);
-                    }
-                    return;
-                };
-                state.token = None;
-                let hold = running
-                    && match status {
-                        SandboxStatus::Queued => wait > Millis::ZERO,
-                        _ => is_on_its_way(status),
-                    };
-                if hold {
-                    state.sandbox = Some(id);
-                    state.made |= made;
-                    return;
-                }
-                Answer::Sandbox { id, status }
-            }
-            Reply::Reservation { row, disposition, .. } => {
-                let made = matches!(disposition, Disposition::Created | Disposition::Replayed);
-                Answer::Reservations(if made { vec![row.id] } else { Vec::new() })
-            }
-            Reply::Reservations { rows, .. } => {
-                Answer::Reservations(rows.iter().map(|row| row.id).collect())
-            }
-            Reply::Refused(refusal) => Answer::Refused { code: refusal.code, retry: refusal.retry },
-            _ => Answer::Done,
-        };
-        self.answer(conn, answer);
-    }
-
-    /// Ends what a caller that waited has asked for.
-    fn leave(&mut self, id: SandboxId, gone: bool) {
-        let token = Token(self.number());
-        self.cell.asked.insert(token, Asker::World);
-        self.call_as_operator(token, Command::Withdraw { id, gone });
-    }
-
-    fn call_as_operator(&mut self, token: Token, command: Command) {
+    pub(super) fn call_as_operator(&mut self, token: Token, command: Command) {
         let tenant = self.cell.config.default_tenant.clone();
         let caller = Caller { role: Role::Operator, tenant };
         self.cell_input(Input::Call { token, caller, command });
@@ -448,45 +306,6 @@ impl World {
         let token = Token(self.number());
         self.cell.asked.insert(token, Asker::World);
         self.call_as_operator(token, command);
-    }
-
-    /// The longest wait that a caller asked for is over.
-    pub(super) fn wait_over(&mut self, process: u64, conn: u64) {
-        if process != self.cell.process {
-            return;
-        }
-        let Some(state) = self.cell.conns.get(&conn).cloned() else { return };
-        let Some(id) = state.sandbox else { return };
-        if state.rejects {
-            let waiting = self.cell.conns.values().filter(|conn| conn.sandbox == Some(id));
-            if waiting.count() > 1 {
-                let retry = RetryHint::After(Millis::from_seconds(1));
-                return self.answer(conn, Answer::Refused { code: RefusalCode::NoCapacity, retry });
-            }
-            let token = Token(self.number());
-            let asker = Asker::Client { conn, running: true, wait: Millis::ZERO };
-            self.cell.asked.insert(token, asker);
-            self.call_as_operator(token, Command::Withdraw { id, gone: false });
-        } else if let Some(row) = self.table.sandboxes.get(&id) {
-            let status = row.status;
-            self.answer(conn, Answer::Sandbox { id, status });
-        }
-    }
-
-    /// The caller has closed its connection.
-    pub(super) fn hung_up(&mut self, conn: u64) {
-        let Some(state) = self.cell.conns.remove(&conn) else { return };
-        if let Some(id) = state.sandbox {
-            // Unless somebody else waits for it too.
-            let joined = self.cell.conns.values().any(|other| {
-                other.sandbox == Some(id) || (other.key.is_some() && other.key == state.key)
-            });
-            if state.made && !joined {
-                self.leave(id, true);
-            }
-        } else if let Some(whose) = state.token {
-            self.operate(Command::Abandon { token: whose });
-        }
     }
 
     pub(super) fn rpc_answered(&mut self, process: u64, rpc: u64, outcome: HostOutcome) {
@@ -571,6 +390,7 @@ impl World {
         self.cell.rpcs.clear();
         self.cell.probes.clear();
         self.cell.reports.clear();
+        self.drop_hooks();
     }
 
     /// The leader stops in its tracks; another takes over, and then it goes on.
@@ -609,10 +429,11 @@ impl World {
     }
 
     /// The engine is dropped and made anew from the store, within the same process.
-    fn rebuild(&mut self) {
+    pub(super) fn rebuild(&mut self) {
         self.cell.engine = None;
         self.cell.staged = Batch::default();
         self.cell.committing = None;
+        self.drop_hooks();
         let retry = RetryHint::After(Millis::from_seconds(1));
         for (_, asker) in std::mem::take(&mut self.cell.asked) {
             if let Asker::Client { conn, .. } = asker {
@@ -630,6 +451,7 @@ impl World {
             return;
         }
         self.cell.epoch += 1;
+        self.cell.led_at = self.now;
         let ahead = i64::try_from(self.rng.store.between(0, 4_000)).unwrap_or(0) - 2_000;
         self.cell.ahead = ahead;
         self.cell.clock = Timestamp(0);
@@ -662,10 +484,6 @@ impl World {
             let input = Input::Report { token, report: Box::new(report), probe: false };
             self.input_with(input, Some(copy));
         }
+        self.run_hooks();
     }
-}
-
-/// Whether a sandbox in this state may still come to run by itself.
-fn is_on_its_way(status: SandboxStatus) -> bool {
-    matches!(status, SandboxStatus::Queued | SandboxStatus::Provisioning | SandboxStatus::Resuming)
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use plimsoll_engine::{Command, CreateSandbox, ForkSandbox, Reserve, ReserveBatch};
 use plimsoll_types::{
-    DecisionId, Millis, RefusalCode, ReservationId, RetryHint, SandboxId, SandboxStatus, TenantId,
-    Timestamp,
+    DecisionId, EndpointId, Millis, RefusalCode, ReservationId, RetryHint, SandboxId,
+    SandboxStatus, TenantId, Timestamp,
 };
 
 use crate::rng::Rng;
@@ -198,6 +198,8 @@ pub(super) enum Asker {
     Beat { node: usize, agent: u64, sequence: u64 },
     /// An agent that wants its incarnation.
     Register { node: usize, agent: u64 },
+    /// A delivery, to which the ladder was told what became of a notice.
+    Hook { endpoint: EndpointId },
     /// The world itself.
     World,
 }

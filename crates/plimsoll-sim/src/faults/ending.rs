@@ -136,6 +136,8 @@ impl World {
     pub(super) fn finish(&mut self) {
         self.over = true;
         self.oracle.nothing_left();
+        let now = self.now;
+        self.oracle.all_delivered(&self.table, now, &self.hooks.rule);
         if self.oracle.broken.is_some() {
             return;
         }

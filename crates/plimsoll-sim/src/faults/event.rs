@@ -8,6 +8,7 @@ use plimsoll_types::{
 };
 
 use super::client::{Answer, Request};
+use super::hooks::HookEvent;
 use super::trouble::Trouble;
 
 /// One thing that happens. `process` and `agent` count starts: what was meant for an earlier one
@@ -44,6 +45,8 @@ pub(super) enum Event {
     Act { client: usize },
     /// A client tries an operation again, or gives it up.
     Retry { client: usize, op: u64 },
+    /// Something about a delivery.
+    Hook(HookEvent),
     /// Something goes wrong, or is mended.
     Trouble(Trouble),
     /// Everything is mended and clients stop.

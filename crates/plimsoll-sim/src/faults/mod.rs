@@ -14,10 +14,12 @@
 //! assert!(report.failure.is_none(), "{:#?}", report.failure);
 //! ```
 
+mod calls;
 mod cell;
 mod client;
 mod ending;
 mod event;
+mod hooks;
 mod hosts;
 mod machine;
 mod node;
@@ -102,6 +104,10 @@ pub struct Stats {
     pub takeovers: u64,
     /// Refusals that callers saw, by code.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Events that receivers of webhooks got, each time they got one.
+    pub deliveries: u64,
+    /// Events that were given up on.
+    pub given_up: u64,
     /// A fingerprint of everything that happened, in order.
     pub digest: u64,
 }

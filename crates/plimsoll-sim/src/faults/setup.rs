@@ -55,8 +55,12 @@ pub(super) fn world(seed: u64, options: Options) -> World {
         world.nodes.push(node);
         world.queue.put(BEGIN + Millis(10), Event::Node { node: at, what: AtNode::Boot });
     }
+    if world.rng.setup.chance(600) {
+        world.hooks.rule = super::hooks::Hooks::short();
+    }
     world.lead();
     fill(&mut world);
+    world.look_at_hooks();
     let begin = BEGIN + Millis::from_seconds(5);
     let end = BEGIN + Millis::from_seconds(60 * options.minutes);
     let troubles = trouble::plan(
@@ -145,10 +149,26 @@ fn fill(world: &mut World) {
     for change in admin {
         world.operate(Command::Admin(Box::new(change)));
     }
+    for _ in 0..world.rng.hooks.between(1, 4) {
+        world.new_endpoint();
+    }
     for (client, state) in clients.into_iter().enumerate() {
         world.clients.push(state);
         let at = BEGIN + Millis(3_000 + world.rng.clients.below(3_000));
         world.queue.put(at, Event::Act { client });
+    }
+}
+
+impl World {
+    /// An endpoint of operators, or of some tenant.
+    pub(super) fn new_endpoint(&mut self) {
+        let tenants: Vec<TenantId> = self.oracle.rows.tenants.keys().cloned().collect();
+        let rng = &mut self.rng.hooks;
+        let tenant = if rng.chance(250) { None } else { rng.pick(&tenants).cloned() };
+        let some = ["quota.suspended", "quota.deletion_scheduled", "sandbox.created"];
+        let all = rng.chance(600);
+        let events = if all { Vec::new() } else { some.map(str::to_owned).to_vec() };
+        self.put_endpoint(tenant, events);
     }
 }
 

@@ -4,13 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_engine::rows::{
-    Change, EndpointRow, HostRow, KeyRow, PlanRow, PoolRow, ReservationRow, Rows, SandboxRow,
-    TemplateRow, TenantRow, TenantStateRow, UsageRow,
+    Change, EndpointRow, EventRow, HostRow, KeyRow, PlanRow, PoolRow, ReservationRow, Rows,
+    SandboxRow, TemplateRow, TenantRow, TenantStateRow, UsageRow,
 };
 use plimsoll_types::{
     ClaimId, EndpointId, EventId, HostId, KeyId, PlanId, PoolName, ReservationId, SandboxId,
     TemplateName, TenantId, Timestamp,
 };
+
+/// What is kept of an endpoint's deliveries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    pub(super) cursor: EventId,
+    pub(super) failing_since: Option<Timestamp>,
+    /// The last attempt in its log, where it has failed: at which event, which one it was, and
+    /// when the next is due.
+    pub(super) failed: Option<(EventId, u32, Timestamp)>,
+}
 
 /// Rows as a store keeps them: a change replaces the whole row under its key.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +34,11 @@ pub(super) struct Table {
     pub(super) hosts: BTreeMap<HostId, HostRow>,
     pub(super) sandboxes: BTreeMap<SandboxId, SandboxRow>,
     pub(super) reservations: BTreeMap<ReservationId, Arc<ReservationRow>>,
-    endpoints: BTreeMap<EndpointId, EndpointRow>,
+    pub(super) endpoints: BTreeMap<EndpointId, EndpointRow>,
+    /// Every event, as long as the run lasts.
+    pub(super) events: BTreeMap<EventId, Arc<EventRow>>,
+    /// How far each endpoint has come, and the last failed attempt at the event before it.
+    pub(super) progress: BTreeMap<EndpointId, Progress>,
     usage: BTreeMap<(ClaimId, Timestamp), UsageRow>,
     policies: BTreeMap<PoolName, (u64, Timestamp, String)>,
     pub(super) last_event: Option<EventId>,
@@ -56,15 +70,35 @@ impl Table {
             Change::SandboxGone(id) => drop(self.sandboxes.remove(&id)),
             Change::Reservation(row) => drop(self.reservations.insert(row.id, row)),
             Change::Endpoint(row) => drop(self.endpoints.insert(row.id, row)),
-            Change::EndpointGone(id) => drop(self.endpoints.remove(&id)),
+            Change::EndpointGone(id) => {
+                self.endpoints.remove(&id);
+                self.progress.remove(&id);
+            }
             Change::Usage(row) => drop(self.usage.insert((row.claim, row.hour), row)),
             Change::Policy { pool, version, received_at, envelope } => {
                 self.policies.insert(pool, (version, received_at, envelope));
             }
             // Nothing is restored from it; the oracle looks at it on its way.
             Change::Decision(_) => {}
-            Change::Event(row) => self.last_event = self.last_event.max(Some(row.id)),
+            Change::Event(row) => {
+                self.last_event = self.last_event.max(Some(row.id));
+                self.events.insert(row.id, Arc::new(row));
+            }
         }
+    }
+
+    /// How far an endpoint has come: its row says where it began.
+    pub(super) fn progress_of(&self, row: &EndpointRow) -> Progress {
+        let began = Progress { cursor: row.cursor, failing_since: None, failed: None };
+        let kept = self.progress.get(&row.id).copied().unwrap_or(began);
+        Progress { cursor: kept.cursor.max(row.cursor), ..kept }
+    }
+
+    /// Keeps how far an endpoint has come; a cursor only grows.
+    pub(super) fn keep_progress(&mut self, id: EndpointId, step: Progress) {
+        let cursor =
+            self.progress.get(&id).map_or(step.cursor, |kept| kept.cursor.max(step.cursor));
+        self.progress.insert(id, Progress { cursor, ..step });
     }
 
     /// CPU billed to a sandbox over all hours, in core-milliseconds.

@@ -5,6 +5,7 @@ use plimsoll_engine::{Admin, Command};
 use plimsoll_types::{Millis, PauseKind, PoolName, PreemptionMode, Timestamp};
 
 use super::event::Event;
+use super::hooks::Manner;
 use super::machine::{Body, Mood};
 use super::node::Lie;
 use super::setup::{LOCAL, VM};
@@ -47,6 +48,11 @@ pub(super) enum Trouble {
     PlanLimit,
     Drain(usize),
     Undrain(usize),
+    /// A receiver of webhooks behaves otherwise.
+    Manner(usize, Manner),
+    /// An endpoint is switched off or on, moved or removed.
+    Endpoint(usize),
+    NewEndpoint,
 }
 
 /// The episodes of one run.
@@ -64,9 +70,28 @@ pub(super) fn plan(
         let node = usize::try_from(rng.below(u64::try_from(nodes).unwrap_or(1))).unwrap_or(0);
         episode(rng, at, node, &mut all);
     }
+    // Receivers have troubles of their own, whatever else goes wrong.
+    for _ in 0..minutes {
+        let at = from + Millis(rng.below(until.since(from).0));
+        hook_episode(rng, at, &mut all);
+    }
     all.retain(|(at, _)| *at < until);
     all.sort_by_key(|(at, _)| *at);
     all
+}
+
+fn hook_episode(rng: &mut Rng, at: Timestamp, all: &mut Vec<(Timestamp, Trouble)>) {
+    let which = usize::try_from(rng.below(6)).unwrap_or(0);
+    match rng.below(10) {
+        0..7 => {
+            let manner = rng.pick(&Manner::BAD).copied().unwrap_or_default();
+            all.push((at, Trouble::Manner(which, manner)));
+            let length = Millis(rng.between(2_000, 240_000));
+            all.push((at + length, Trouble::Manner(which, Manner::Well)));
+        }
+        7 | 8 => all.push((at, Trouble::Endpoint(which))),
+        _ => all.push((at, Trouble::NewEndpoint)),
+    }
 }
 
 fn episode(rng: &mut Rng, at: Timestamp, node: usize, all: &mut Vec<(Timestamp, Trouble)>) {
@@ -184,7 +209,10 @@ impl World {
                 let store = &mut self.cell.store;
                 (store.fails, store.crashes, store.slow) = (fails, crashes, slow);
             }
-            Trouble::StoreCalm => self.cell.store = super::cell::StoreMood::default(),
+            Trouble::StoreCalm => {
+                self.cell.store = super::cell::StoreMood::default();
+                self.cell.slow_at = self.now;
+            }
             Trouble::Crash(down) => self.crash(down),
             Trouble::Freeze { takeover, thaw } => self.freeze(takeover, thaw),
             Trouble::Wake(at) => self.wake_one(at),
@@ -203,6 +231,9 @@ impl World {
                 let host = self.nodes[at].id.clone();
                 self.operate(Command::Admin(Box::new(Admin::Drain(host))));
             }
+            Trouble::Manner(at, manner) => self.set_manner(at, manner),
+            Trouble::Endpoint(at) => self.change_endpoint(at),
+            Trouble::NewEndpoint => self.new_endpoint(),
             Trouble::Undrain(at) => {
                 let host = self.nodes[at].id.clone();
                 self.operate(Command::Admin(Box::new(Admin::Undrain(host))));
@@ -285,7 +316,7 @@ impl World {
     pub(super) fn calm_down(&mut self) {
         self.quiet = true;
         self.net = NetMood::default();
-        self.cell.store = super::cell::StoreMood::default();
+        self.trouble(Trouble::StoreCalm);
         for at in 0..self.nodes.len() {
             let node = &mut self.nodes[at];
             node.cut = false;
@@ -300,6 +331,7 @@ impl World {
             self.trouble(Trouble::Undrain(at));
         }
         self.put_plan(None);
+        self.mend_hooks();
         self.queue.put(self.now + super::SETTLE, Event::Settled);
     }
 }

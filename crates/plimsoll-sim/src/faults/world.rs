@@ -8,6 +8,7 @@ use plimsoll_types::{HostId, Millis, Timestamp};
 use super::cell::Cell;
 use super::client::Client;
 use super::event::{AtNode, Event, Queue};
+use super::hooks::Hooks;
 use super::node::Node;
 use super::oracle::Oracle;
 use super::table::Table;
@@ -26,6 +27,7 @@ pub(super) struct Streams {
     pub(super) drivers: Rng,
     pub(super) clients: Rng,
     pub(super) store: Rng,
+    pub(super) hooks: Rng,
 }
 
 impl Streams {
@@ -38,6 +40,7 @@ impl Streams {
             drivers: stream(4),
             clients: stream(5),
             store: stream(6),
+            hooks: stream(7),
         }
     }
 }
@@ -77,6 +80,7 @@ pub(super) struct World {
     pub(super) cell: Cell,
     pub(super) nodes: Vec<Node>,
     pub(super) clients: Vec<Client>,
+    pub(super) hooks: Hooks,
     pub(super) oracle: Oracle,
     pub(super) stats: Stats,
     pub(super) ids: Ids,
@@ -101,6 +105,7 @@ impl World {
             cell,
             nodes: Vec::new(),
             clients: Vec::new(),
+            hooks: Hooks::default(),
             oracle: Oracle::default(),
             stats: Stats::default(),
             ids: Ids::default(),
@@ -232,6 +237,7 @@ impl World {
             Event::Answered { client, conn, answer } => self.answered(client, conn, *answer),
             Event::Act { client } => self.act(client),
             Event::Retry { client, op } => self.retry(client, op),
+            Event::Hook(what) => self.hook(what),
             Event::Trouble(trouble) => self.trouble(trouble),
             Event::Quiet => self.calm_down(),
             Event::Settled => self.settled(),

@@ -1,23 +1,24 @@
 //! What must hold, looked at from outside: from the rows, answers and commands that leave the
 //! engine, and from what is really on the machines. Nothing here reads the engine's own sums.
 
+mod delivery;
+mod fresh;
+mod limits;
+mod room;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use plimsoll_engine::rows::{
-    Change, ConcurrencyLimits, DecisionRow, Limit, ReservationState, SandboxRow, Verb,
-};
+use plimsoll_engine::rows::{Change, DecisionRow, ReservationState, SandboxRow, Verb};
 use plimsoll_engine::{Effect, Output, Reply};
-use plimsoll_policy::charge::{Shape, thawed_charge};
 use plimsoll_types::{
-    ClaimId, Counted, DecisionId, Fence, GuestReport, GuestSpec, HostId, HostOutcome, HostReport,
-    Mib, Millis, PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, TenantId,
-    Timestamp,
+    ClaimId, Counted, DecisionId, GuestReport, HostId, HostOutcome, HostReport, Mib, Millis,
+    PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, Timestamp,
 };
 
+use self::delivery::Deliveries;
+use self::room::{holds_memory, takes_slot};
 use super::client::Answer;
 use super::hosts::takes_memory;
-use super::node::Node;
 use super::table::Table;
 use super::{Failure, Stats};
 
@@ -96,6 +97,8 @@ pub(super) struct Oracle {
     order: BTreeMap<HostId, (u64, u64)>,
     /// When each host was last asked afresh.
     asked: BTreeMap<HostId, Timestamp>,
+    /// What receivers of webhooks got.
+    pub(super) deliveries: Deliveries,
 }
 
 impl Oracle {
@@ -259,59 +262,6 @@ impl Oracle {
         }
     }
 
-    /// I8, host by host: each host of the request's own pool that has been silent for too long, or
-    /// since the cell took the lead, was asked a moment ago before anybody was refused for want of
-    /// room.
-    fn refusals_are_fresh(&mut self, now: Timestamp, out: &Output) {
-        let unprobed = out
-            .replies
-            .iter()
-            .any(|(_, reply)| matches!(reply, Reply::Refused(refusal) if refusal.unprobed));
-        let decided = out.changes.iter().find_map(|change| match change {
-            Change::Decision(row) if row.object.is_none() && row.verb == Verb::Create => Some(row),
-            _ => None,
-        });
-        // Only so many requests may wait for hosts to answer; beyond that a refusal says so.
-        let Some(row) = decided.filter(|_| !(unprobed && self.parks_few)) else { return };
-        let refused = row.code.is_some_and(|code| {
-            code.is_capacity() && code != RefusalCode::Degraded && code != RefusalCode::Overloaded
-        });
-        let Some(pool) = row.pool.as_ref().filter(|_| refused) else { return };
-        let Some(settings) = self.rows.pools.get(pool).map(|row| &row.settings) else { return };
-        // Where every slot is held, or kept for a waiter, no host's word would change anything; nor
-        // would that of a host that does not run such a thing at all, and which one that is the
-        // rows do not tell.
-        let unsuited = row.counts.filtered.labels + row.counts.filtered.driver;
-        // A host's own refusal, passed on, counts no hosts.
-        if settings.limit.is_some() || unsuited > 0 || row.counts.hosts == 0 {
-            return;
-        }
-        let (stale, dead) = (
-            Millis::from_seconds(settings.stale_seconds),
-            Millis::from_seconds(settings.dead_seconds),
-        );
-        // One that was asked just before a request came is not asked for it again, and its answer
-        // is older than the others' when they are in: the refusal says so too.
-        let recently = if unprobed { Millis(10_000) } else { Millis(2_200) };
-        // Likewise one that fell silent while the others were being asked.
-        let stale = if unprobed { Millis(stale.0 + 3_000) } else { stale };
-        let silent = self.rows.hosts.values().find(|host| {
-            let age = now.since(self.heard.get(&host.id).copied().unwrap_or(self.led_at));
-            let never = !self.heard.contains_key(&host.id);
-            let asked = self.asked.get(&host.id);
-            host.pool == *pool
-                && !host.draining
-                && host.address.is_some()
-                && (never || age > stale)
-                && age <= dead
-                && asked.is_none_or(|at| now.since(*at) > recently)
-        });
-        if let Some(host) = silent {
-            let detail = format!("{} refused while {} was silent and not asked", row.id, host.id);
-            self.break_("I8", detail);
-        }
-    }
-
     fn commanded(&mut self, now: Timestamp, id: SandboxId) {
         let (since, number) = self.commands.entry(id).or_insert((now, 0));
         if now.since(*since) > Millis::from_seconds(60) {
@@ -351,6 +301,7 @@ impl Oracle {
                     self.break_("I6", detail);
                 }
             }
+            Change::Endpoint(row) => self.deliveries.endpoint(row),
             Change::Event(row) if self.rows.last_event.is_some_and(|last| row.id <= last) => {
                 self.break_("I11", format!("{} does not come after the last event", row.id));
             }
@@ -473,219 +424,6 @@ impl Oracle {
         }
     }
 
-    fn thaw_charge(&self, known: &Known, id: &SandboxId) -> i64 {
-        let Some(row) = self.rows.sandboxes.get(id) else { return 0 };
-        let pool = row.pool.as_ref().and_then(|pool| self.rows.pools.get(pool));
-        let Some(pool) = pool else { return 0 };
-        let shape = Shape {
-            memory: row.memory_mib,
-            overhead: row.overhead_mib,
-            vcpus: row.vcpus,
-            stateful: row.stateful,
-        };
-        let (charge, held) = known.guests.get(id).copied().unwrap_or_default();
-        let thawed = thawed_charge(known.regime, &pool.settings.reserve, &shape, held);
-        thawed.saturating_sub(charge).signed()
-    }
-
-    fn tenant_within_limits(&mut self, tenant: &TenantId) {
-        let Some(limits) = self.limits(tenant) else { return };
-        let mut used = [0_u64; 3];
-        let mut add = |memory: u64, vcpus: u64| {
-            used[0] += 1;
-            used[1] += vcpus;
-            used[2] += memory;
-        };
-        for row in self.rows.sandboxes.values() {
-            if row.tenant == *tenant && row.status.counts_for_quota() {
-                add(row.memory_mib.0, row.vcpus.0);
-            }
-        }
-        for row in self.rows.reservations.values() {
-            if row.tenant == *tenant && row.state.holds() {
-                add(row.memory_mib.0, row.vcpus.0);
-            }
-        }
-        let names = ["sandboxes", "vcpus", "memory_mib"];
-        let limits = [limits.sandboxes, limits.vcpus, limits.memory_mib];
-        for ((name, used), limit) in names.into_iter().zip(used).zip(limits) {
-            let ceiling = limit.limit.map(|limit_| limit.burst_limit.unwrap_or(limit_).max(limit_));
-            if let Some(ceiling) = ceiling
-                && used > ceiling
-            {
-                self.break_("I1", format!("{tenant} holds {used} {name} of {ceiling}"));
-            }
-        }
-    }
-
-    fn limits(&self, tenant: &TenantId) -> Option<ConcurrencyLimits> {
-        let row = self.rows.tenants.get(tenant)?;
-        let plan = &self.rows.plans.get(&row.plan)?.limits.concurrency;
-        let own = &row.overrides.concurrency;
-        let pick = |plan: Limit, own: Limit| if own.limit.is_some() { own } else { plan };
-        Some(ConcurrencyLimits {
-            sandboxes: pick(plan.sandboxes, own.sandboxes),
-            vcpus: pick(plan.vcpus, own.vcpus),
-            memory_mib: pick(plan.memory_mib, own.memory_mib),
-        })
-    }
-
-    fn pool_within_limit(&mut self, pool: &PoolName) {
-        let limit = self.rows.pools.get(pool).and_then(|pool| pool.settings.limit);
-        let held = self.slots_held(pool);
-        if let Some(limit) = limit
-            && held > limit
-        {
-            self.break_("I2", format!("pool {pool} holds {held} slots of {limit}"));
-        }
-    }
-
-    fn slots_held(&self, pool: &PoolName) -> u64 {
-        let sandboxes = self
-            .rows
-            .sandboxes
-            .values()
-            .filter(|row| row.pool.as_ref() == Some(pool))
-            .filter(|row| takes_slot(row.status, row.slot_released));
-        let reservations =
-            self.rows.reservations.values().filter(|row| row.pool == *pool && row.state.holds());
-        u64::try_from(sandboxes.count() + reservations.count()).unwrap_or(u64::MAX)
-    }
-
-    /// What the host said that is free of a counted resource covers what has been given out since
-    /// (public failure M3).
-    fn host_within_counted(&mut self, host: &HostId, object: ClaimId) {
-        let ClaimId::Sandbox(asks) = object else { return };
-        let Some(asks) = self.rows.sandboxes.get(&asks).map(|row| Arc::clone(&row.spec)) else {
-            return;
-        };
-        let Some(known) = self.known.get(host) else { return };
-        let mut given = Counted::new();
-        for (id, begun) in &self.begun {
-            let new = begun.host == *host && !begun.counted;
-            let Some(row) = self.rows.sandboxes.get(id) else { continue };
-            if new && matches!(begun.charge, Charge::All(charge) if charge > 0) {
-                let names = row.spec.counted.iter();
-                for (name, amount) in names.filter(|(name, _)| asks.counted.contains_key(*name)) {
-                    *given.entry(name.clone()).or_default() += amount;
-                }
-            }
-        }
-        let short = given.iter().find(|(name, amount)| {
-            known.counted.get(*name).copied().unwrap_or_default() < **amount
-        });
-        if let Some((name, amount)) = short {
-            let free = known.counted.get(name).copied().unwrap_or_default();
-            let detail = format!("{host} has {free} {name} free and {amount} are given out since");
-            self.break_("I3", detail);
-        }
-    }
-
-    /// I3: what the host said that it still admits covers everything that it cannot have counted.
-    fn host_within_budget(&mut self, host: &HostId, row: &DecisionRow) {
-        // A frozen guest goes on where it is; its host decides when the cell cannot.
-        if self.thaws && self.known.get(host).and_then(|known| known.admittable).is_none() {
-            return;
-        }
-        let Some(known) = self.known.get(host) else {
-            let detail = format!("{} goes to {host}, which has not reported", row.id);
-            return self.break_("I3", detail);
-        };
-        // There anything goes but new state.
-        let all_goes = known.regime == Regime::None;
-        if all_goes && (self.thaws || (!row.stateful && row.items <= 1)) {
-            return;
-        }
-        let Some(admittable) = known.admittable else {
-            let detail = format!("{} goes to {host}, which admits nothing", row.id);
-            return self.break_("I3", detail);
-        };
-        let since: Vec<(SandboxId, &Begun)> = self
-            .begun
-            .iter()
-            .filter(|(_, begun)| begun.host == *host && !begun.counted)
-            .map(|(id, begun)| (*id, begun))
-            .collect();
-        let charge = |id: &SandboxId, begun: &Begun| match begun.charge {
-            Charge::All(charge) => charge,
-            Charge::Thaw => self.thaw_charge(known, id),
-        };
-        let guests: i64 = since.iter().map(|(id, begun)| charge(id, begun)).sum();
-        let made = || self.rows.reservations.values().filter(|held| held.decision_id == row.id);
-        let last = made()
-            .filter(|held| held.host == *host && (held.stateful || !all_goes))
-            .map(|held| held.id)
-            .max();
-        if all_goes && row.items > 1 && last.is_none() {
-            return;
-        }
-        let held: i64 = self
-            .rows
-            .reservations
-            .values()
-            .filter(|held| held.host == *host && held.state.holds())
-            .filter(|held| !known.listed.contains(&held.id))
-            // Of a batch, what came after the last of it that has to fit was not in its way.
-            .filter(|held| held.decision_id != row.id || Some(held.id) <= last)
-            .map(|held| held.charge_mib.signed())
-            .sum();
-        let adds = match row.object {
-            Some(ClaimId::Sandbox(id)) if self.thaws => self.thaw_charge(known, &id),
-            _ => row.charge_mib.signed(),
-        };
-        if adds > 0 && guests + held > admittable {
-            let each: Vec<String> = since
-                .iter()
-                .map(|(id, begun)| format!("{} for {id} by {}", charge(id, begun), begun.number))
-                .collect();
-            let detail = format!(
-                "{host} admits {admittable} MiB; {guests} for guests and {held} for reservations \
-                 are given out since, {} of it now: {}",
-                row.charge_mib.0,
-                each.join(", ")
-            );
-            self.break_("I3", detail);
-        }
-    }
-
-    /// A host begins a start.
-    pub(super) fn started(
-        &mut self,
-        node: &mut Node,
-        now: Timestamp,
-        fence: Fence,
-        guest: &GuestSpec,
-    ) {
-        if fence.epoch < node.fence.epoch {
-            let detail = format!("{} began {fence:?} after {:?}", node.id, node.fence);
-            self.break_("fence", detail);
-        }
-        node.fence = node.fence.max(fence);
-        let time = node.time(now);
-        let Some(host) = &node.host else { return };
-        if host.regime() == Regime::None && !guest.stateful {
-            return;
-        }
-        match host.account(time) {
-            Ok(account) => {
-                // The guest is in the sum already.
-                if account.admittable < 0 {
-                    let detail =
-                        format!("{} starts {} over its budget: {account:?}", node.id, guest.id);
-                    self.break_("I3", detail);
-                }
-                if account.stateful.signed() > account.budget && guest.stateful {
-                    let detail = format!("{} holds more state than memory: {account:?}", node.id);
-                    self.break_("I4", detail);
-                }
-            }
-            Err(why) => {
-                let detail = format!("{} starts {} and does not know: {why}", node.id, guest.id);
-                self.break_("I3", detail);
-            }
-        }
-    }
-
     /// Nothing may hold any more.
     pub(super) fn nothing_left(&mut self) {
         let sandbox = self.rows.sandboxes.values().find(|row| !row.status.is_terminal());
@@ -713,30 +451,5 @@ fn charged(guest: &GuestReport) -> Option<(SandboxId, (Mib, Mib))> {
             Some((id, (guest.charge_mib, guest.resident_mib.unwrap_or_default())))
         }
         ClaimId::Reservation(_) => None,
-    }
-}
-
-/// Whether a sandbox in this state takes a slot of its pool: written down here once more, so that
-/// the policy's own table is held against another.
-const fn takes_slot(status: SandboxStatus, released: bool) -> bool {
-    match status {
-        SandboxStatus::Provisioning
-        | SandboxStatus::Running
-        | SandboxStatus::Pausing
-        | SandboxStatus::Resuming => true,
-        SandboxStatus::Paused | SandboxStatus::Stopped | SandboxStatus::Terminating => !released,
-        SandboxStatus::Queued | SandboxStatus::Terminated | SandboxStatus::Failed => false,
-    }
-}
-
-/// Whether a guest in this state takes memory that a command has asked for.
-const fn holds_memory(status: SandboxStatus, released: bool) -> bool {
-    match status {
-        SandboxStatus::Provisioning
-        | SandboxStatus::Running
-        | SandboxStatus::Pausing
-        | SandboxStatus::Resuming => true,
-        SandboxStatus::Paused | SandboxStatus::Terminating => !released,
-        _ => false,
     }
 }
