@@ -94,7 +94,6 @@ impl Engine {
         }
         engine.seed(now, rows.tenants, out);
         engine.link_overflow();
-        engine.restore_states(now, rows.tenant_states, out);
         engine.relabel();
         for row in rows.hosts {
             let pool = engine.pool_ix.get(&row.pool).copied().ok_or_else(|| {
@@ -127,6 +126,9 @@ impl Engine {
         }
         ended.sort_unstable();
         engine.ended = ended.into();
+        // With everything in place that draws on a burst: the time since its state was written is
+        // spent with all of it, and not with a part.
+        engine.restore_states(now, rows.tenant_states, out);
         engine.restore_usage(now, rows.usage);
         for ix in live {
             engine.take_up_sandbox(now, ix, out);

@@ -3,7 +3,7 @@
 use plimsoll_engine::rows::Limit;
 use plimsoll_engine::{Command, Read, Reply, ReserveMode, SandboxFilter};
 use plimsoll_types::{
-    GuestStatus, HostOutcome, OnFull, RefusalCode, ReservationId, SandboxId, Vcpus,
+    GuestStatus, HostOutcome, Millis, OnFull, RefusalCode, ReservationId, SandboxId, Vcpus,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -130,6 +130,21 @@ fn a_burst_lasts_as_long_as_its_credit_and_evicts_nobody() {
     bed.restart();
     bed.report(Vec::new());
     assert!(seconds(&mut bed).unwrap() <= 3541);
+}
+
+/// Found by the simulator: the time since the last write was settled record by record as these came
+/// back, as if the first of them had been all there was.
+#[test]
+fn a_burst_goes_on_being_spent_while_the_cell_is_down() {
+    let mut bed = bed();
+    let burst = Limit { limit: Some(1), burst_limit: Some(3) };
+    bed.tenant("acme", |limits| limits.concurrency.sandboxes = burst);
+    assert_eq!(code(&bed.batch_of("acme", 3, 64)), None);
+    bed.pass(6_000);
+    bed.now = bed.now + Millis(30_000);
+    bed.restart();
+    let left = bed.quota("acme").concurrency[0].1.burst_seconds_left;
+    assert_eq!(left, Some(3600 - 36));
 }
 
 /// One of the ways to ask for something, or to give it up.
