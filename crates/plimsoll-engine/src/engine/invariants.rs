@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_policy::consumption::Amounts;
 use plimsoll_policy::slots::holds_slot;
-use plimsoll_types::{Counted, HostFilter, SandboxStatus, Timestamp};
+use plimsoll_types::{ClaimId, Counted, HostFilter, SandboxStatus, Timestamp};
 
 use super::state::{Claim, Ix, Use, Waiter};
 use super::totals::{ReservationShare, SandboxShare, Sums, Totals};
@@ -45,6 +46,7 @@ impl Engine {
             }
         }
         self.check_totals(broken);
+        self.check_accounts(broken);
         for (ix, tenant) in self.tenants.iter() {
             let sum = used.get(&ix).copied().unwrap_or_default();
             if sum != tenant.used {
@@ -66,6 +68,67 @@ impl Engine {
             if stand != tenant.waiting {
                 let detail = format!("{}: {stand} wait, {} kept", tenant.row.id, tenant.waiting);
                 broken("I13", detail);
+            }
+        }
+    }
+
+    /// What tenants have used is no less than what those records that are still here say, those who
+    /// have used most are shown with what they have used, and whatever leads from one place to
+    /// another leads back.
+    fn check_accounts(&self, broken: &mut impl FnMut(&'static str, String)) {
+        let mut sums: BTreeMap<(u32, Timestamp), Amounts> = BTreeMap::new();
+        let mut each: BTreeMap<(u32, ClaimId), (Timestamp, Amounts)> = BTreeMap::new();
+        let mut alive: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut see = |tenant, id, meter: Option<&super::meter::ClaimMeter>, counts: bool| {
+            *alive.entry(tenant).or_default() += usize::from(counts);
+            if let Some((period, used)) = meter.map(super::meter::ClaimMeter::in_period) {
+                let sum = sums.entry((tenant, period)).or_default();
+                *sum = sum.plus(used);
+                each.insert((tenant, id), (period, used));
+            }
+        };
+        for (_, one) in self.sandboxes.iter() {
+            let counts = one.row.status.counts_for_quota();
+            see(one.tenant, ClaimId::Sandbox(one.row.id), one.meter.as_deref(), counts);
+        }
+        for (_, one) in self.reservations.iter() {
+            let counts = one.row.state.holds();
+            see(one.tenant, ClaimId::Reservation(one.row.id), one.meter.as_deref(), counts);
+        }
+        for (ix, tenant) in self.tenants.iter() {
+            let id = &tenant.row.id;
+            let listed = alive.get(&ix).copied().unwrap_or_default();
+            if listed != tenant.claims.len() {
+                let kept = tenant.claims.len();
+                broken("I13", format!("{id}: {listed} claims by records, {kept} kept"));
+            }
+            let Some(account) = &tenant.account else { continue };
+            let period = account.period.start;
+            let (sum, kept) = (sums.get(&(ix, period)).copied().unwrap_or_default(), account.used);
+            if sum.cpu_millis > kept.cpu_millis
+                || sum.charged_mib_millis > kept.charged_mib_millis
+                || sum.egress_bytes > kept.egress_bytes
+            {
+                broken("I13", format!("{id}: {sum:?} used by records, {kept:?} kept"));
+            }
+            for (claim, used) in account.top.by("cpu_seconds") {
+                let known = each.get(&(ix, claim)).filter(|(of, _)| *of == period);
+                if let Some((_, known)) = known.filter(|(_, known)| *known != used) {
+                    broken("I13", format!("{claim}: {known:?} by its record, {used:?} on top"));
+                }
+            }
+            let timer = account.timer.map(|at| (at, super::state::Timer::Tenant(ix)));
+            if timer.is_some_and(|timer| !self.timers.contains(&timer)) {
+                broken("I13", format!("{id}: its timer is not set"));
+            }
+        }
+        for (event, ix) in &self.notices {
+            let account = self.tenants.get(*ix).and_then(|tenant| tenant.account.as_deref());
+            let said = account.is_some_and(|account| {
+                [account.suspended.event, account.deletion.event].contains(&Some(*event))
+            });
+            if !said {
+                broken("I13", format!("{event} is followed as a notice and is none"));
             }
         }
     }

@@ -126,6 +126,11 @@ impl ClaimMeter {
         }
     }
 
+    /// What it has used in the period of its tenant that starts then.
+    pub(super) fn in_period(&self) -> (Timestamp, Amounts) {
+        (self.period, self.used)
+    }
+
     fn has_unwritten(&self) -> bool {
         self.hours.iter().any(|hour| !hour.written)
     }
