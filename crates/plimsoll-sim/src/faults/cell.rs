@@ -186,6 +186,11 @@ impl World {
                         row.id, row.host, row.charge_mib.0
                     )
                 }),
+                Change::Event(row) if row.kind.starts_with("quota.") => {
+                    self.note(|| format!("    says {} to {:?}: {}", row.kind, row.tenant, row.data))
+                }
+                Change::Plan(row) => self.note(|| format!("    {row:?}")),
+                Change::Tenant(row) => self.note(|| format!("    {row:?}")),
                 Change::SandboxGone(id) => self.note(|| format!("    {id} is forgotten")),
                 _ => {}
             }
@@ -457,6 +462,7 @@ impl World {
         self.cell.clock = Timestamp(0);
         let now = self.cell_now();
         let mut out = Output::default();
+        self.lose_plan();
         let rows = self.table.rows();
         self.oracle.restarted(now, &self.table);
         let config = self.cell.config.clone();

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_engine::Command;
-use plimsoll_engine::rows::{ReservationState, SandboxRow};
+use plimsoll_engine::rows::{ReservationState, Role, SandboxRow};
+use plimsoll_engine::{Caller, Command, Input, Output, Read, Reply, Token};
 use plimsoll_types::{Millis, SandboxId, SandboxStatus};
 
 use super::event::Event;
@@ -31,6 +31,13 @@ impl World {
             if let Some(detail) = self.disagreement(row) {
                 return self.oracle.break_("fleet", detail);
             }
+        }
+        // Nobody's use is limited any more.
+        if let Some(row) =
+            rows.iter().find(|row| row.paused_by.is_some() && !row.status.is_terminal())
+        {
+            let detail = format!("{} is {} and still paused for quota", row.id, row.status);
+            return self.oracle.break_("ladder", detail);
         }
         if let Some(detail) = self.ownerless() {
             return self.oracle.break_("fleet", detail);
@@ -168,6 +175,9 @@ impl World {
         if let Some(detail) = self.misbilled() {
             self.oracle.break_("meter", detail);
         }
+        if let Some(detail) = self.miscounted() {
+            self.oracle.break_("I13", detail);
+        }
     }
 
     /// CPU is billed once, and nearly all of it: what an agent that died had not written down is
@@ -193,20 +203,37 @@ impl World {
             .then(|| format!("of {all} ms of CPU that were used only {billed} are billed"))
     }
 
-    /// What the engine still holds for somebody, by its own gauges.
-    fn reserved(&mut self) -> Option<String> {
-        use plimsoll_engine::{Caller, Input, Output, Read, Reply, Token, rows::Role};
+    /// Asks the engine something outside the run.
+    fn ask(&mut self, question: Read) -> Option<Reply> {
         let engine = self.cell.engine.as_mut()?;
         let tenant = self.cell.config.default_tenant.clone();
         let caller = Caller { role: Role::Operator, tenant };
         let mut out = Output::default();
-        let command = Command::Read(Read::Gauges);
+        let command = Command::Read(question);
         let now = engine.next_wakeup().map_or(self.now, |at| at.min(self.now));
         engine.handle(now, Input::Call { token: Token(0), caller, command }, &mut out);
-        let gauges = out.replies.into_iter().find_map(|(_, reply)| match reply {
-            Reply::Gauges(gauges) => Some(gauges),
-            _ => None,
-        })?;
+        out.replies.pop().map(|(_, reply)| reply)
+    }
+
+    /// With nothing left that uses anything, what the engine says that a tenant has used in its
+    /// period is what is written of it.
+    fn miscounted(&mut self) -> Option<String> {
+        for tenant in self.table.tenants.keys().cloned().collect::<Vec<_>>() {
+            let Some(Reply::Quota(view)) = self.ask(Read::Quota(tenant.clone())) else { continue };
+            let rows = self.table.usage.values();
+            let rows = rows.filter(|row| row.tenant == tenant && row.hour >= view.starts_at);
+            let millis: u64 = rows.map(|row| row.cpu_millis).sum();
+            let [(_, cpu), ..] = view.consumption;
+            if cpu.used != millis / 1_000 {
+                return Some(format!("{tenant} has used {} s, written are {millis} ms", cpu.used));
+            }
+        }
+        None
+    }
+
+    /// What the engine still holds for somebody, by its own gauges.
+    fn reserved(&mut self) -> Option<String> {
+        let Some(Reply::Gauges(gauges)) = self.ask(Read::Gauges) else { return None };
         for host in &gauges.hosts {
             if host.reserved_mib.0 > 0 || host.reserved > 0 || host.committed > 0 {
                 return Some(format!("the cell still holds something on {}: {host:?}", host.host));

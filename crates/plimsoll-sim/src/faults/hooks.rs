@@ -206,7 +206,7 @@ impl World {
 
     fn keep(&mut self, id: EndpointId, step: Progress) {
         let Some(row) = self.table.endpoints.get(&id) else { return };
-        self.oracle.deliveries_kept(&self.table, row, step.cursor, &self.hooks.rule);
+        self.oracle.deliveries_kept(self.now, &self.table, row, step.cursor, &self.hooks.rule);
         self.table.keep_progress(id, step);
     }
 
@@ -329,7 +329,7 @@ impl World {
         match what {
             HookEvent::Arrives { endpoint, event } => {
                 self.stats.deliveries += 1;
-                self.oracle.arrived(&self.table, endpoint, &event);
+                self.oracle.arrived(self.now, &self.table, endpoint, &event);
             }
             HookEvent::Attempted { term, endpoint, at, outcome } if term == self.cell.epoch => {
                 self.attempted(endpoint, at, outcome);
@@ -348,6 +348,10 @@ impl World {
                 self.recorded(endpoint);
             }
             HookEvent::Look => {
+                // One whose endpoint was switched on again meanwhile starts anew.
+                let leaves = |worker: &Worker| matches!(worker.busy, Some(Busy::Leaving));
+                self.hooks.workers.retain(|_, worker| !leaves(worker));
+                self.run_hooks();
                 self.held_up();
                 self.look_at_hooks();
             }
@@ -462,6 +466,7 @@ impl World {
             return;
         }
         let now = self.hook_time();
+        self.oracle.ladders_climb(now);
         for (id, receiver) in &self.hooks.receivers {
             let Some(row) = self.table.endpoints.get(id) else { continue };
             let waits = self.table.progress_of(row).failing_since.is_some()

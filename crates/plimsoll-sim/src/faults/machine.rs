@@ -54,6 +54,8 @@ pub(super) struct Actual {
     /// Share of its configured memory that it comes to, and how long it takes.
     peak_bp: u64,
     ramp: Millis,
+    /// Thousandths of a core that it keeps busy while it runs.
+    busy: u64,
 }
 
 impl Actual {
@@ -116,13 +118,14 @@ pub(super) struct Machine {
     pub(super) guests: BTreeMap<(SandboxId, u32), Actual>,
     flights: BTreeMap<CallId, Flight>,
     pub(super) mood: Mood,
-    /// How long each attempt of a guest has run here, dead or alive, up to `at`.
-    ran: BTreeMap<(SandboxId, u32), Millis>,
+    /// CPU that each attempt of a guest has used here, dead or alive, up to `at`, in thousandths of
+    /// a core-millisecond.
+    ran: BTreeMap<(SandboxId, u32), u64>,
     at: Timestamp,
 }
 
-/// Guests use a tenth of a core while they run.
-const CORE_SHARE: u64 = 10;
+/// Thousandths of a core that guests keep busy: shells that wait, and some that work.
+const BUSY: [u64; 5] = [4, 10, 100, 100, 250];
 
 impl Machine {
     pub(super) fn new(total: Mib, system: Mib, cpu: MilliCpu) -> Self {
@@ -143,19 +146,19 @@ impl Machine {
         let passed = now.since(std::mem::replace(&mut self.at, now));
         for (key, actual) in &self.guests {
             if actual.body == Body::Running {
-                self.ran.entry(*key).or_default().0 += passed.0;
+                *self.ran.entry(*key).or_default() += passed.0 * actual.busy;
             }
         }
     }
 
     /// CPU that an attempt has used over its whole life, in core-milliseconds.
     fn cpu_millis(&self, id: SandboxId, attempt: u32) -> u64 {
-        self.ran.get(&(id, attempt)).map_or(0, |ran| ran.0 / CORE_SHARE)
+        self.ran.get(&(id, attempt)).map_or(0, |ran| ran / 1_000)
     }
 
     /// All CPU that was used here, by guest.
     pub(super) fn used(&self) -> impl Iterator<Item = (SandboxId, u64)> {
-        self.ran.iter().map(|((id, _), ran)| (*id, ran.0 / CORE_SHARE))
+        self.ran.iter().map(|((id, _), ran)| (*id, ran / 1_000))
     }
 
     /// What a driver tells of a guest outside a sample.
@@ -187,7 +190,8 @@ impl Machine {
         let key = (spec.id, spec.attempt);
         let peak_bp = rng.between(500, 10_000);
         let ramp = Millis::from_seconds(rng.between(5, 120));
-        self.guests.insert(key, Actual { spec, body, since: now, peak_bp, ramp });
+        let busy = rng.pick(&BUSY).copied().unwrap_or(100);
+        self.guests.insert(key, Actual { spec, body, since: now, peak_bp, ramp, busy });
     }
 
     /// Begins a driver call; it is done after the time that comes back.

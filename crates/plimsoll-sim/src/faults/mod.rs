@@ -22,6 +22,7 @@ mod event;
 mod hooks;
 mod hosts;
 mod machine;
+mod money;
 mod node;
 mod oracle;
 mod setup;
@@ -108,6 +109,10 @@ pub struct Stats {
     pub deliveries: u64,
     /// Events that were given up on.
     pub given_up: u64,
+    /// What tenants were told about their budgets, by kind of event.
+    pub ladder: BTreeMap<String, u64>,
+    /// Sandboxes that were deleted for a budget that was used up.
+    pub deleted_for_budget: u64,
     /// A fingerprint of everything that happened, in order.
     pub digest: u64,
 }

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_engine::rows::{
-    ConcurrencyLimits, Limit, PlanLimits, PlanRow, PoolRow, PoolSettings, RateLimits, TemplateRow,
-    TenantRow,
-};
+use plimsoll_engine::rows::{PoolRow, PoolSettings, TemplateRow};
 use plimsoll_engine::{Admin, Command, EngineConfig};
 use plimsoll_types::{
-    Counted, Driver, Mib, MilliCpu, Millis, PauseKind, Placement, PlanId, PoolName, Preemption,
+    Counted, Driver, Mib, MilliCpu, Millis, PauseKind, Placement, PoolName, Preemption,
     PreemptionMode, Regime, TemplateName, TenantId, Timestamp, Vcpus,
 };
 
@@ -46,9 +43,12 @@ pub(super) fn world(seed: u64, options: Options) -> World {
         pause_timeout: Millis(if rng.chance(300) { 30_000 } else { 600_000 }),
         ..EngineConfig::default()
     };
+    let config = super::money::hurry(&mut rng, config);
+    let books = super::oracle::Books::of(&config);
     let parks_few = config.parked_max < 100;
     let mut world = World::empty(seed, options, Cell::new(config), BEGIN);
     world.oracle.parks_few = parks_few;
+    world.oracle.books = books;
     let number = world.rng.setup.between(options.hosts.0, options.hosts.1);
     for at in 0..usize::try_from(number).unwrap_or(2) {
         let node = host(&mut world.rng.setup, at);
@@ -58,8 +58,9 @@ pub(super) fn world(seed: u64, options: Options) -> World {
     if world.rng.setup.chance(600) {
         world.hooks.rule = super::hooks::Hooks::short();
     }
+    let clients = world.tenants();
     world.lead();
-    fill(&mut world);
+    fill(&mut world, clients);
     world.look_at_hooks();
     let begin = BEGIN + Millis::from_seconds(5);
     let end = BEGIN + Millis::from_seconds(60 * options.minutes);
@@ -116,8 +117,8 @@ fn host(rng: &mut Rng, at: usize) -> Node {
     })
 }
 
-/// Pools, templates, plans, tenants and clients.
-fn fill(world: &mut World) {
+/// Pools, templates, endpoints and clients.
+fn fill(world: &mut World, clients: Vec<Client>) {
     let mut admin = Vec::new();
     let rng = &mut world.rng.setup;
     admin.push(pool(rng, OUTSIDE));
@@ -126,30 +127,16 @@ fn fill(world: &mut World) {
     for name in TEMPLATES {
         admin.push(Admin::PutTemplate(template(name)));
     }
-    let mut clients = Vec::new();
-    for tenant in 0..rng.between(1, 3) {
-        let plan = PlanId::new(&format!("plan-{tenant}")).expect("a valid name");
-        let limits = plan_limits(rng);
-        admin.push(Admin::PutPlan(PlanRow { id: plan.clone(), limits }));
-        let id = TenantId::new(&format!("tenant-{tenant}")).expect("a valid name");
-        admin.push(Admin::PutTenant(TenantRow {
-            id: id.clone(),
-            plan,
-            payment_method: false,
-            payment_method_ever: false,
-            created_at: BEGIN,
-            overrides: PlanLimits::default(),
-            suspended: None,
-            anchor_day: None,
-        }));
-        for _ in 0..rng.between(1, 2) {
-            clients.push(Client::new(id.clone(), rng.between(800, 6_000)));
-        }
-    }
     for change in admin {
         world.operate(Command::Admin(Box::new(change)));
     }
-    for _ in 0..world.rng.hooks.between(1, 4) {
+    for tenant in world.table.tenants.keys().cloned().collect::<Vec<_>>() {
+        // Without one nobody hears of the quota ladder.
+        if world.rng.hooks.chance(850) {
+            world.put_endpoint(Some(tenant), Vec::new());
+        }
+    }
+    for _ in 0..world.rng.hooks.between(0, 3) {
         world.new_endpoint();
     }
     for (client, state) in clients.into_iter().enumerate() {
@@ -170,24 +157,6 @@ impl World {
         let events = if all { Vec::new() } else { some.map(str::to_owned).to_vec() };
         self.put_endpoint(tenant, events);
     }
-}
-
-fn plan_limits(rng: &mut Rng) -> PlanLimits {
-    let mut limits = PlanLimits::default();
-    let concurrency: &mut ConcurrencyLimits = &mut limits.concurrency;
-    if rng.chance(600) {
-        let limit = rng.between(2, 12);
-        let burst_limit = rng.chance(300).then_some(limit * 2);
-        concurrency.sandboxes = Limit { limit: Some(limit), burst_limit };
-    }
-    if rng.chance(300) {
-        concurrency.memory_mib = Limit::flat(rng.between(3_000, 12_000));
-    }
-    if rng.chance(200) {
-        limits.rate =
-            RateLimits { creates_per_minute: Some(rng.between(5, 30)), ..RateLimits::default() };
-    }
-    limits
 }
 
 fn pool(rng: &mut Rng, name: &str) -> Admin {

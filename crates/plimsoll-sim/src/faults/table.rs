@@ -39,7 +39,7 @@ pub(super) struct Table {
     pub(super) events: BTreeMap<EventId, Arc<EventRow>>,
     /// How far each endpoint has come, and the last failed attempt at the event before it.
     pub(super) progress: BTreeMap<EndpointId, Progress>,
-    usage: BTreeMap<(ClaimId, Timestamp), UsageRow>,
+    pub(super) usage: BTreeMap<(ClaimId, Timestamp), UsageRow>,
     policies: BTreeMap<PoolName, (u64, Timestamp, String)>,
     pub(super) last_event: Option<EventId>,
 }

@@ -1,12 +1,12 @@
 //! What goes wrong, and when it is mended.
 
-use plimsoll_engine::rows::Limit;
 use plimsoll_engine::{Admin, Command};
 use plimsoll_types::{Millis, PauseKind, PoolName, PreemptionMode, Timestamp};
 
 use super::event::Event;
 use super::hooks::Manner;
 use super::machine::{Body, Mood};
+use super::money::{self, Money};
 use super::node::Lie;
 use super::setup::{LOCAL, VM};
 use super::world::{NetMood, World};
@@ -53,6 +53,8 @@ pub(super) enum Trouble {
     /// An endpoint is switched off or on, moved or removed.
     Endpoint(usize),
     NewEndpoint,
+    /// Something about tenants' money.
+    Money(Money),
 }
 
 /// The episodes of one run.
@@ -74,6 +76,8 @@ pub(super) fn plan(
     for _ in 0..minutes {
         let at = from + Millis(rng.below(until.since(from).0));
         hook_episode(rng, at, &mut all);
+        let at = from + Millis(rng.below(until.since(from).0));
+        money::episode(rng, at, &mut all);
     }
     all.retain(|(at, _)| *at < until);
     all.sort_by_key(|(at, _)| *at);
@@ -234,6 +238,7 @@ impl World {
             Trouble::Manner(at, manner) => self.set_manner(at, manner),
             Trouble::Endpoint(at) => self.change_endpoint(at),
             Trouble::NewEndpoint => self.new_endpoint(),
+            Trouble::Money(money) => self.money(money),
             Trouble::Undrain(at) => {
                 let host = self.nodes[at].id.clone();
                 self.operate(Command::Admin(Box::new(Admin::Undrain(host))));
@@ -304,7 +309,7 @@ impl World {
             if row.id.as_str() == "default" {
                 continue;
             }
-            row.limits.concurrency.sandboxes = Limit { limit, burst_limit: None };
+            row.limits.concurrency.sandboxes = money::burst(&mut self.rng.money, limit);
             if limit.is_none() {
                 row.limits = plimsoll_engine::rows::PlanLimits::default();
             }
@@ -330,6 +335,8 @@ impl World {
         for at in 0..self.nodes.len() {
             self.trouble(Trouble::Undrain(at));
         }
+        self.find_plans();
+        self.forget_budgets();
         self.put_plan(None);
         self.mend_hooks();
         self.queue.put(self.now + super::SETTLE, Event::Settled);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use plimsoll_engine::Input;
+use plimsoll_engine::rows::PlanRow;
 use plimsoll_types::{HostId, Millis, Timestamp};
 
 use super::cell::Cell;
@@ -28,6 +29,7 @@ pub(super) struct Streams {
     pub(super) clients: Rng,
     pub(super) store: Rng,
     pub(super) hooks: Rng,
+    pub(super) money: Rng,
 }
 
 impl Streams {
@@ -41,6 +43,7 @@ impl Streams {
             clients: stream(5),
             store: stream(6),
             hooks: stream(7),
+            money: stream(8),
         }
     }
 }
@@ -81,6 +84,9 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     pub(super) clients: Vec<Client>,
     pub(super) hooks: Hooks,
+    /// Plans that the store has lost.
+    pub(super) lost_plans: Vec<PlanRow>,
+    pub(super) loses_plan: bool,
     pub(super) oracle: Oracle,
     pub(super) stats: Stats,
     pub(super) ids: Ids,
@@ -106,6 +112,8 @@ impl World {
             nodes: Vec::new(),
             clients: Vec::new(),
             hooks: Hooks::default(),
+            lost_plans: Vec::new(),
+            loses_plan: false,
             oracle: Oracle::default(),
             stats: Stats::default(),
             ids: Ids::default(),

@@ -1,9 +1,14 @@
 //! Seeds under faults.
 
-use plimsoll_sim::faults::{Options, run};
+use std::collections::BTreeMap;
+
+use plimsoll_sim::faults::{Failure, Options, Report, run};
 
 /// Seeds of one test; `PLIMSOLL_SIM_SEEDS` and `PLIMSOLL_SIM_FROM` choose others.
 const SEEDS: u64 = 30;
+
+/// More failures than this tell nothing new.
+const FAILURES_MAX: usize = 5;
 
 fn setting(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
@@ -12,15 +17,30 @@ fn setting(name: &str, otherwise: u64) -> u64 {
 #[test]
 fn every_seed_holds_and_they_reach_what_they_check() {
     let from = setting("PLIMSOLL_SIM_FROM", 0);
-    let (mut came, mut given_up) = (0, 0);
+    let (mut came, mut given_up, mut deleted, mut failed) = (0, 0, 0, Vec::new());
+    let mut told: BTreeMap<String, u64> = BTreeMap::new();
     for seed in from..from + setting("PLIMSOLL_SIM_SEEDS", SEEDS) {
-        let report = run(seed, &Options::default());
-        assert!(report.failure.is_none(), "seed {seed}: {:#?}", report.failure);
-        came += report.stats.deliveries;
-        given_up += report.stats.given_up;
+        let Report { failure, stats, .. } = run(seed, &Options::default());
+        failed.extend(failure.map(|failure| (seed, failure)));
+        if failed.len() >= FAILURES_MAX {
+            break;
+        }
+        came += stats.deliveries;
+        given_up += stats.given_up;
+        deleted += stats.deleted_for_budget;
+        for (kind, times) in stats.ladder {
+            *told.entry(kind).or_default() += times;
+        }
     }
-    println!("{came} deliveries, {given_up} events given up on");
-    assert!(came > 0 && given_up > 0);
+    for (seed, Failure { invariant, detail, step, .. }) in &failed {
+        println!("seed {seed}, step {step}: {invariant}: {detail}");
+    }
+    println!("{came} deliveries, {given_up} given up on, {deleted} deleted; told: {told:?}");
+    assert!(failed.is_empty(), "{:#?}", failed.first());
+    assert!(came > 0 && given_up > 0 && deleted > 0);
+    for kind in ["warning", "exhausted", "suspended", "deletion_scheduled", "resumed", "overage"] {
+        assert!(told.contains_key(&format!("quota.{kind}")), "nobody was told {kind}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Bound;
 
 use plimsoll_engine::rows::{EndpointRow, EventRow};
 use plimsoll_policy::delivery::{DeliveryRule, Off, Outcome};
-use plimsoll_types::{EndpointId, EventId, Millis, Timestamp};
+use plimsoll_types::{EndpointId, EventId, Millis, TenantId, Timestamp};
 
 use super::Oracle;
 use crate::faults::table::Table;
@@ -25,7 +25,7 @@ struct Got {
     newest: Option<EventId>,
     /// Attempts at each event that have failed, and events that came.
     failures: BTreeMap<EventId, u32>,
-    came: BTreeMap<EventId, EventRow>,
+    came: BTreeMap<EventId, (Timestamp, EventRow)>,
     /// Since when every attempt has failed, and whether its receiver said that it is gone.
     failing_since: Option<Timestamp>,
     gone: bool,
@@ -35,14 +35,29 @@ struct Got {
 #[derive(Debug, Default)]
 pub(in crate::faults) struct Deliveries {
     got: BTreeMap<EndpointId, Got>,
-    /// Where each endpoint began.
-    began: BTreeMap<EndpointId, EventId>,
+    /// Where each endpoint began, and whose it is.
+    began: BTreeMap<EndpointId, (EventId, Option<TenantId>)>,
+    /// When a cursor behind each event that came was durable for the first time.
+    confirmed: BTreeMap<EventId, Timestamp>,
 }
 
 impl Deliveries {
+    /// When an event first came to an endpoint of this tenant's own, in the world's time.
+    pub(super) fn came_to(&self, tenant: &TenantId, event: EventId) -> Option<Timestamp> {
+        let own =
+            |id: &EndpointId| self.began.get(id).is_some_and(|(_, of)| of.as_ref() == Some(tenant));
+        let came = self.got.iter().filter(|(id, _)| own(id));
+        came.filter_map(|(_, got)| got.came.get(&event)).map(|(at, _)| *at).min()
+    }
+
+    /// Since when the cell is known to know that an event came to its tenant.
+    pub(super) fn confirmed(&self, event: EventId) -> Option<Timestamp> {
+        self.confirmed.get(&event).copied()
+    }
+
     /// An endpoint was made, or made otherwise.
     pub(super) fn endpoint(&mut self, row: &EndpointRow) {
-        self.began.entry(row.id).or_insert(row.cursor);
+        self.began.entry(row.id).or_insert((row.cursor, row.tenant.clone()));
     }
 
     /// An attempt has come out, as far as its sender can tell.
@@ -78,6 +93,7 @@ impl Oracle {
     /// An event has come to a receiver.
     pub(in crate::faults) fn arrived(
         &mut self,
+        now: Timestamp,
         table: &Table,
         endpoint: EndpointId,
         event: &EventRow,
@@ -93,7 +109,7 @@ impl Oracle {
         }
         let got = self.deliveries.got.entry(endpoint).or_default();
         if let Some(before) = got.came.get(&id) {
-            if before != event {
+            if before.1 != *event {
                 self.break_("I11", format!("{id} came to {endpoint} as something else before"));
             }
             return;
@@ -103,7 +119,7 @@ impl Oracle {
             return self.break_("I11", detail);
         }
         got.newest = Some(id);
-        got.came.insert(id, event.clone());
+        got.came.insert(id, (now, event.clone()));
     }
 
     /// Whether an endpoint may leave an event behind: it came, or its last attempt has failed.
@@ -118,6 +134,7 @@ impl Oracle {
     /// A cursor is about to be durable.
     pub(in crate::faults) fn deliveries_kept(
         &mut self,
+        now: Timestamp,
         table: &Table,
         row: &EndpointRow,
         cursor: EventId,
@@ -128,6 +145,13 @@ impl Oracle {
             return;
         }
         let passed = table.events.range((Bound::Excluded(before), Bound::Included(cursor)));
+        for (id, event) in passed.clone() {
+            let got = self.deliveries.got.get(&row.id);
+            let own = row.tenant.is_some() && row.tenant == event.tenant;
+            if own && got.is_some_and(|got| got.came.contains_key(id)) {
+                self.deliveries.confirmed.entry(*id).or_insert(now);
+            }
+        }
         let lost = passed
             .map(|(_, event)| event)
             .filter(|event| concerns(row, event))
@@ -164,7 +188,11 @@ impl Oracle {
     /// An endpoint with a receiver that is well, and not waiting for its next attempt, has nothing
     /// before it that is older than a moment.
     pub(in crate::faults) fn held_up(&mut self, table: &Table, row: &EndpointRow, now: Timestamp) {
-        if row.disabled.is_some() {
+        // One that catches up with what came before takes its time.
+        let got = self.deliveries.got.get(&row.id);
+        let last = got.and_then(|got| got.came.values().map(|(at, _)| *at).max());
+        let busy = last.is_some_and(|at| now.since(at).0 < PROMPT.0 - CLOCKS.0);
+        if row.disabled.is_some() || busy {
             return;
         }
         let after = (Bound::Excluded(table.progress_of(row).cursor), Bound::Unbounded);
@@ -192,7 +220,7 @@ impl Oracle {
         rule: &DeliveryRule,
     ) {
         for row in table.endpoints.values().filter(|row| row.disabled.is_none()) {
-            let began = self.deliveries.began.get(&row.id).copied().unwrap_or(row.cursor);
+            let began = self.deliveries.began.get(&row.id).map_or(row.cursor, |began| began.0);
             let after = (Bound::Excluded(began), Bound::Unbounded);
             let missing = table.events.range(after).map(|(_, event)| event).find(|event| {
                 concerns(row, event)

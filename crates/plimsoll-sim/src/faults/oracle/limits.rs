@@ -5,9 +5,17 @@ use plimsoll_types::TenantId;
 
 use super::Oracle;
 
+/// The counters of concurrency.
+pub(super) const COUNTERS: [&str; 3] = ["sandboxes", "vcpus", "memory_mib"];
+
+/// A tenant's limits on them, in the same order.
+pub(super) fn per_counter(limits: ConcurrencyLimits) -> [Limit; 3] {
+    [limits.sandboxes, limits.vcpus, limits.memory_mib]
+}
+
 impl Oracle {
-    pub(super) fn tenant_within_limits(&mut self, tenant: &TenantId) {
-        let Some(limits) = self.limits(tenant) else { return };
+    /// Sandboxes, vCPUs and memory of a tenant that are in use, by its records.
+    pub(super) fn used(&self, tenant: &TenantId) -> [u64; 3] {
         let mut used = [0_u64; 3];
         let mut add = |memory: u64, vcpus: u64| {
             used[0] += 1;
@@ -24,9 +32,14 @@ impl Oracle {
                 add(row.memory_mib.0, row.vcpus.0);
             }
         }
-        let names = ["sandboxes", "vcpus", "memory_mib"];
-        let limits = [limits.sandboxes, limits.vcpus, limits.memory_mib];
-        for ((name, used), limit) in names.into_iter().zip(used).zip(limits) {
+        used
+    }
+
+    /// Nobody is above a limit, burst included, that it was let in under.
+    pub(super) fn tenant_within_limits(&mut self, tenant: &TenantId) {
+        let Some(limits) = self.limits(tenant) else { return };
+        let used = self.used(tenant);
+        for ((name, used), limit) in COUNTERS.into_iter().zip(used).zip(per_counter(limits)) {
             let ceiling = limit.limit.map(|limit_| limit.burst_limit.unwrap_or(limit_).max(limit_));
             if let Some(ceiling) = ceiling
                 && used > ceiling

@@ -1,8 +1,10 @@
 //! What must hold, looked at from outside: from the rows, answers and commands that leave the
 //! engine, and from what is really on the machines. Nothing here reads the engine's own sums.
 
+mod credit;
 mod delivery;
 mod fresh;
+mod ladder;
 mod limits;
 mod room;
 
@@ -15,7 +17,9 @@ use plimsoll_types::{
     PoolName, RefusalCode, Regime, ReservationId, SandboxId, SandboxStatus, Timestamp,
 };
 
+use self::credit::Credit;
 use self::delivery::Deliveries;
+pub(super) use self::ladder::Books;
 use self::room::{holds_memory, takes_slot};
 use super::client::Answer;
 use super::hosts::takes_memory;
@@ -99,6 +103,9 @@ pub(super) struct Oracle {
     asked: BTreeMap<HostId, Timestamp>,
     /// What receivers of webhooks got.
     pub(super) deliveries: Deliveries,
+    credit: Credit,
+    /// Where tenants stand with what they use up.
+    pub(super) books: Books,
 }
 
 impl Oracle {
@@ -115,6 +122,8 @@ impl Oracle {
         self.order.clear();
         self.led_at = now;
         self.rows = table.clone();
+        self.doubt_credit(now);
+        self.reopen_books(now);
         self.known.clear();
         self.asked.clear();
         let missing: Vec<String> = self
@@ -208,6 +217,7 @@ impl Oracle {
         outcome: Option<&(SandboxId, HostOutcome)>,
         stats: &mut Stats,
     ) {
+        self.advance_credit(now);
         for effect in &out.effects {
             match effect {
                 Effect::HostCommand { command, .. } => {
@@ -220,8 +230,13 @@ impl Oracle {
                 _ => {}
             }
         }
+        self.open_books(now);
         for change in &out.changes {
-            self.look_at_change(change, outcome, stats);
+            self.look_at_change(now, change, outcome, stats);
+        }
+        self.close_books(now, stats);
+        if !out.changes.is_empty() {
+            self.note_use();
         }
         // A command that is sent again takes memory under its new number.
         for effect in &out.effects {
@@ -276,12 +291,21 @@ impl Oracle {
 
     fn look_at_change(
         &mut self,
+        now: Timestamp,
         change: &Change,
         outcome: Option<&(SandboxId, HostOutcome)>,
         stats: &mut Stats,
     ) {
         match change {
-            Change::Sandbox(row) => self.look_at_sandbox(row, outcome),
+            Change::Sandbox(row) => {
+                self.look_at_sandbox(row, outcome);
+                self.book_sandbox(now, row);
+                match self.rows.sandboxes.get(&row.id).cloned() {
+                    None => self.made(now, row),
+                    Some(before) if row.status.is_terminal() => self.unmade(Some(&before), row.id),
+                    Some(_) => {}
+                }
+            }
             Change::SandboxGone(id) if self.acknowledged.contains(&ClaimId::Sandbox(*id)) => {
                 self.break_("I6", format!("{id} was acknowledged and is forgotten"));
             }
@@ -305,7 +329,13 @@ impl Oracle {
             Change::Event(row) if self.rows.last_event.is_some_and(|last| row.id <= last) => {
                 self.break_("I11", format!("{} does not come after the last event", row.id));
             }
+            Change::Event(row) => self.book_event(row, stats),
+            Change::Usage(row) => self.book_usage(now, row),
             _ => {}
+        }
+        if let Change::SandboxGone(id) = change {
+            let before = self.rows.sandboxes.get(id).cloned();
+            self.unmade(before.as_ref(), *id);
         }
         // A decision is about the rows before it.
         if let Change::Decision(row) = change {
@@ -318,8 +348,13 @@ impl Oracle {
                 None => {
                     stats.admitted += 1;
                     self.admitted(row);
+                    self.admitted_within_budget(now, row);
                 }
-                Some(_) => stats.refusals += 1,
+                Some(_) => {
+                    stats.refusals += 1;
+                    self.refused_for_quota(row);
+                    self.refused_for_budget(row);
+                }
             }
         }
         self.rows.apply(change);
@@ -381,6 +416,7 @@ impl Oracle {
         // A resume adds nothing, and is let through above a limit that was lowered meanwhile.
         if row.verb != Verb::Resume {
             self.tenant_within_limits(&row.tenant);
+            self.within_credit(row);
         }
         let Some(object) = row.object else { return };
         let mut hosts: BTreeSet<HostId> = row.host.iter().cloned().collect();
