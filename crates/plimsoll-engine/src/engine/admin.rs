@@ -124,6 +124,9 @@ impl Engine {
         tenant.lost_plan = None;
         let (before, after) = (tenant.limits.consumption, limits.consumption);
         tenant.set_limits(limits);
+        // More than the new ones let be spent was never spent: it would not be paid back before
+        // the rest, until something else settles it.
+        tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
         if after.allows_more_than(&before) {
             self.upgraded(now, ix, out);
         }

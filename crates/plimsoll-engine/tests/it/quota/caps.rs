@@ -147,6 +147,23 @@ fn a_burst_goes_on_being_spent_while_the_cell_is_down() {
     assert_eq!(left, Some(3600 - 36));
 }
 
+/// Found by the simulator: what had been spent above the smaller credit was paid back first.
+#[test]
+fn credit_comes_back_at_once_after_a_change_to_a_smaller_burst() {
+    let mut bed = bed();
+    let burst = |burst| Limit { limit: Some(1), burst_limit: Some(burst) };
+    bed.tenant("acme", |limits| limits.concurrency.sandboxes = burst(100));
+    assert_eq!(code(&bed.batch_of("acme", 100, 64)), None);
+    // They lapse after a minute: 99 for a minute are more than 1 for an hour.
+    bed.pass(MINUTE);
+    assert_eq!(bed.in_use("acme")[0], 0);
+    bed.change_plan("acme", |limits| limits.concurrency.sandboxes = burst(2));
+    let left = |bed: &mut Bed| bed.quota("acme").concurrency[0].1.burst_seconds_left;
+    assert_eq!(left(&mut bed), Some(0));
+    bed.pass(4 * MINUTE);
+    assert_eq!(left(&mut bed), Some(10));
+}
+
 /// One of the ways to ask for something, or to give it up.
 #[derive(Clone, Copy, Debug)]
 enum Way {
