@@ -50,7 +50,7 @@ impl Engine {
         created_at: Timestamp,
         out: &mut Output,
     ) {
-        if now.since(created_at) < SHORT_LIFE && !self.tenants[tenant].row.payment_method {
+        if now.since(created_at) < SHORT_LIFE && !self.tenants[tenant].row().payment_method {
             self.tenants[tenant].account_at(now).shape.loops.count(now);
             self.look_at(now, tenant, out);
         }
@@ -65,7 +65,7 @@ impl Engine {
     ) {
         for (tenant, count) in counts {
             let Some(ix) = self.tenant_ix.get(tenant).copied() else { continue };
-            if now.since(self.tenants[ix].row.created_at) < YOUNG {
+            if now.since(self.tenants[ix].row().created_at) < YOUNG {
                 let shape = &mut self.tenants[ix].account_at(now).shape;
                 shape.requests = shape.requests.saturating_add(*count);
                 self.write_soon(now, ix);
@@ -79,8 +79,8 @@ impl Engine {
         let shape = tenant.account.as_ref().map_or_else(Default::default, |account| account.shape);
         let longest = tenant.claims.iter().map(|claim| self.busy_for(now, *claim)).max();
         Signs {
-            account_age: now.since(tenant.row.created_at),
-            payment_method_ever: tenant.row.payment_method_ever,
+            account_age: now.since(tenant.row().created_at),
+            payment_method_ever: tenant.row().payment_method_ever,
             full_core: longest.unwrap_or(Millis::ZERO),
             create_delete_loops: shape.loops.seen(now),
             requests: shape.requests,
@@ -112,15 +112,15 @@ impl Engine {
     fn suspect(&mut self, now: Timestamp, ix: Ix, signs: &Signs, score: &Score, out: &mut Output) {
         let act = self.config.abuse;
         let acts = act != AbuseAct::Nothing
-            && !self.tenants[ix].row.payment_method
-            && self.tenants[ix].row.suspended.is_none();
+            && !self.tenants[ix].row().payment_method
+            && !self.tenants[ix].suspended;
         let terms: serde_json::Map<String, serde_json::Value> = score
             .terms()
             .into_iter()
             .map(|(name, points)| (name.to_owned(), points.into()))
             .collect();
         let data = json!({
-            "tenant": self.tenants[ix].row.id,
+            "tenant": self.tenants[ix].row().id,
             "score": score.total(),
             "terms": terms,
             "full_core_seconds": signs.full_core.0 / 1000,
@@ -141,8 +141,8 @@ impl Engine {
         }
         let tenant = &mut self.tenants[ix];
         tenant.account_at(now).shape.acted = true;
-        tenant.row.suspended = Some(format!("suspected of abuse, score {}", score.total()));
-        out.changes.push(Change::Tenant(tenant.row.clone()));
+        tenant.suspend(Some(format!("suspected of abuse, score {}", score.total())));
+        out.changes.push(Change::Tenant(tenant.row().clone()));
         if act == AbuseAct::Pause {
             let running: Vec<Ix> = self
                 .sandboxes_of(ix)
@@ -158,15 +158,14 @@ impl Engine {
     /// whoever is suspended no more gets back what was paused for that.
     pub(super) fn abuse_reviewed(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
         let tenant = &mut self.tenants[ix];
-        let Some(account) = tenant.account.as_deref_mut() else { return };
-        if !account.shape.acted {
+        if !tenant.account.as_ref().is_some_and(|account| account.shape.acted) {
             return;
         }
-        if tenant.row.payment_method {
-            tenant.row.suspended = None;
+        if tenant.row().payment_method {
+            tenant.suspend(None);
         }
-        if tenant.row.suspended.is_none() {
-            account.shape.acted = false;
+        if !tenant.suspended {
+            tenant.account_at(now).shape.acted = false;
             self.resume_paused(now, ix, PausedBy::Abuse, out);
             self.stir_waiters_of(ix);
             self.write_state(ix, out);

@@ -169,13 +169,14 @@ impl Tenant {
     /// Whether there is something about it that a restart must not forget and that moves with
     /// decisions.
     fn has_moving_limits(&self) -> bool {
-        let concurrency = &self.limits.concurrency;
-        let bursts = [&concurrency.sandboxes, &concurrency.vcpus, &concurrency.memory_mib];
-        !self.limits.rate.is_unlimited() || bursts.iter().any(|limit| limit.span() > 0)
+        !self.limits.rate.is_unlimited() || self.bursting
     }
 
     /// Takes other limits.
     pub(crate) fn set_limits(&mut self, limits: Arc<PlanLimits>) {
+        let concurrency = &limits.concurrency;
+        let bursts = [&concurrency.sandboxes, &concurrency.vcpus, &concurrency.memory_mib];
+        self.bursting = bursts.iter().any(|limit| limit.span() > 0);
         self.limits = limits;
         self.moves = self.has_moving_limits();
     }
@@ -218,10 +219,10 @@ impl Engine {
     pub(super) fn write_state(&mut self, ix: Ix, out: &mut Output) {
         let tenant = &mut self.tenants[ix];
         tenant.unwritten = false;
-        if self.tenant_ix.get(&tenant.row.id) != Some(&ix) {
+        if self.tenant_ix.get(&tenant.row().id) != Some(&ix) {
             return;
         }
-        let plan = tenant.lost_plan.as_ref().or_else(|| self.plans.get(&tenant.row.plan));
+        let plan = tenant.lost_plan.as_ref().or_else(|| self.plans.get(&tenant.row().plan));
         let mut kept = Kept {
             bursts: tenant.bursts,
             buckets: tenant.buckets,
@@ -241,7 +242,7 @@ impl Engine {
             // Numbers, ids and words are JSON.
             return self.violated("I13", out);
         };
-        let tenant = tenant.row.id.clone();
+        let tenant = tenant.row().id.clone();
         out.changes.push(Change::TenantState(TenantStateRow { tenant, state }));
     }
 
@@ -274,7 +275,7 @@ impl Engine {
             if tenant.lost_plan.is_some() {
                 let limits = if known.contains(&ix) { "last_known" } else { "default_plan" };
                 let data = json!({
-                    "tenant": tenant.row.id, "plan": tenant.row.plan, "limits": limits,
+                    "tenant": tenant.row().id, "plan": tenant.row().plan, "limits": limits,
                 });
                 self.event(now, "quota.plan_unknown", None, data, out);
             }
@@ -294,7 +295,7 @@ impl Engine {
             && let Some(limits) = kept.plan_limits
         {
             let limits = Arc::new(limits);
-            tenant.set_limits(super::admin::overlay(&limits, &tenant.row.overrides));
+            tenant.set_limits(super::admin::overlay(&limits, &tenant.row().overrides));
             tenant.lost_plan = Some(limits);
         }
         if kept.ladder == Ladder::default() && kept.shape == Shape::default() {
@@ -343,7 +344,7 @@ impl Engine {
             })
             .collect();
         json!({
-            "tenant": tenant.row.id,
+            "tenant": tenant.row().id,
             "period": tenant.anchors.label(&period),
             "resets_at": rfc3339(period.end),
             "consumption": consumption,

@@ -102,8 +102,8 @@ impl Engine {
         let (id, limits) = (row.id, Arc::new(row.limits));
         self.plans.insert(id.clone(), Arc::clone(&limits));
         for ix in self.tenants.numbers() {
-            if self.tenants[ix].row.plan == id {
-                let limits = overlay(&limits, &self.tenants[ix].row.overrides);
+            if self.tenants[ix].row().plan == id {
+                let limits = overlay(&limits, &self.tenants[ix].row().overrides);
                 self.limits_changed(now, ix, limits, out);
             }
         }
@@ -139,7 +139,7 @@ impl Engine {
         if !self.plans.contains_key(id) {
             return Err(missing("plan", id));
         }
-        let used = self.tenants.iter().filter(|(_, tenant)| tenant.row.plan == *id).count();
+        let used = self.tenants.iter().filter(|(_, tenant)| tenant.row().plan == *id).count();
         if used > 0 {
             return Err(in_use(format!("plan {id} is the plan of {used} tenants")));
         }
@@ -166,16 +166,16 @@ impl Engine {
         let ix = match self.tenant_ix.get(&row.id).copied() {
             Some(ix) => {
                 let tenant = &mut self.tenants[ix];
-                row.payment_method_ever |= tenant.row.payment_method_ever;
+                row.payment_method_ever |= tenant.row().payment_method_ever;
                 tenant.move_anchor(now, anchor_of(row.anchor_day));
-                tenant.row = row;
+                tenant.set_row(row);
                 ix
             }
             None => self.insert_tenant(now, row, Arc::clone(&limits)),
         };
         self.abuse_reviewed(now, ix, out);
         self.limits_changed(now, ix, limits, out);
-        out.changes.push(Change::Tenant(self.tenants[ix].row.clone()));
+        out.changes.push(Change::Tenant(self.tenants[ix].row().clone()));
         Ok(())
     }
 
@@ -186,22 +186,8 @@ impl Engine {
         limits: Arc<PlanLimits>,
     ) -> Ix {
         let id = row.id.clone();
-        let mut tenant = Tenant {
-            anchors: Anchors::new(anchor_of(row.anchor_day)),
-            row,
-            limits: Arc::clone(&limits),
-            used: super::state::Use::default(),
-            waiting: 0,
-            bursts: plimsoll_policy::quota::Bursts::default(),
-            buckets: plimsoll_policy::rate::Buckets::default(),
-            claims: Vec::new(),
-            account: None,
-            lost_plan: None,
-            moves: false,
-            unwritten: false,
-        };
-        tenant.set_limits(limits);
-        tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+        let anchors = Anchors::new(anchor_of(row.anchor_day));
+        let tenant = Tenant::new(now, row, anchors, limits);
         let ix = self.tenants.insert(tenant);
         self.tenant_ix.insert(id, ix);
         ix

@@ -2,7 +2,7 @@
 //! quota, degraded. The same function decides and explains.
 
 use plimsoll_policy::charge::Shape;
-use plimsoll_policy::quota::check_all;
+use plimsoll_policy::quota::{Bursts, check_all};
 use plimsoll_policy::rate::{Limited, Operation};
 use plimsoll_policy::retry::{ESTIMATE_MAX, ESTIMATE_MIN, RetryFacts, estimate};
 use plimsoll_policy::slots::frees_slot;
@@ -87,7 +87,7 @@ impl Engine {
 
     /// Whether the tenant may ask at all, and whether what it asks for could ever fit.
     pub(super) fn gate_size(&self, asked: &Asked, pools: &[Ix]) -> Option<Refusal> {
-        if self.tenants[asked.tenant].row.suspended.is_some() {
+        if self.tenants[asked.tenant].suspended {
             return self.check_suspended(asked).err();
         }
         if self.size_fits(asked, pools) { None } else { self.check_size(asked, pools).err() }
@@ -96,7 +96,7 @@ impl Engine {
     /// The tenant's own limits: suspended, rate, budget, quota. All that stands against a resume
     /// or a start, which is no new size and adds nothing to what is alive.
     pub(super) fn gate_limits(&self, now: Timestamp, asked: &Asked) -> Option<Refusal> {
-        if self.tenants[asked.tenant].row.suspended.is_some() {
+        if self.tenants[asked.tenant].suspended {
             return self.check_suspended(asked).err();
         }
         if self.limited(now, asked).is_some() {
@@ -119,7 +119,7 @@ impl Engine {
     /// Whether its tenant's own limits, or its own size, keep a waiter from being served: it then
     /// stands aside for those behind it, whose tenants have done nothing.
     pub(super) fn held_back(&self, now: Timestamp, asked: &Asked, pools: &[Ix]) -> bool {
-        self.tenants[asked.tenant].row.suspended.is_some()
+        self.tenants[asked.tenant].suspended
             || self.spent(now, asked.tenant)
             || (asked.adds && !self.size_fits(asked, pools))
             || (asked.adds && self.quota_hit(now, asked).is_some())
@@ -132,7 +132,7 @@ impl Engine {
     }
 
     fn check_suspended(&self, asked: &Asked) -> Result<String, Refusal> {
-        let row = &self.tenants[asked.tenant].row;
+        let row = &self.tenants[asked.tenant].row();
         match &row.suspended {
             None => Ok(format!("tenant {} is active", row.id)),
             Some(why) => Err(Refusal::new(
@@ -246,9 +246,9 @@ impl Engine {
     fn spent(&self, now: Timestamp, tenant: Ix) -> bool {
         let tenant = &self.tenants[tenant];
         let limits = &tenant.limits.consumption;
-        !tenant.row.payment_method
-            && !limits.is_unlimited()
+        !limits.is_unlimited()
             && limits.is_exhausted(&tenant.used_at(now))
+            && !tenant.row().payment_method
     }
 
     fn check_budget(&self, now: Timestamp, asked: &Asked) -> Result<String, Refusal> {
@@ -286,8 +286,11 @@ impl Engine {
     fn quota_hit(&self, now: Timestamp, asked: &Asked) -> Option<LimitHit> {
         let tenant = &self.tenants[asked.tenant];
         let limits = &tenant.limits.concurrency;
-        let mut bursts = tenant.bursts;
-        bursts.advance(&tenant.used.into(), limits, now);
+        let mut bursts = Bursts::default();
+        if tenant.bursting {
+            bursts = tenant.bursts;
+            bursts.advance(&tenant.used.into(), limits, now);
+        }
         let hit = check_all(&tenant.used.into(), &asked.incoming.into(), limits, &bursts);
         hit.err().map(|(counter, exceeded)| LimitHit {
             name: counter.as_str(),
@@ -456,7 +459,7 @@ impl Engine {
         DecisionRow {
             id,
             at: now,
-            tenant: self.tenants[asked.tenant].row.id.clone(),
+            tenant: self.tenants[asked.tenant].id.clone(),
             verb,
             code: None,
             object: None,
@@ -476,6 +479,6 @@ impl Engine {
     }
 
     pub(super) fn tenant_id(&self, tenant: Ix) -> TenantId {
-        self.tenants[tenant].row.id.clone()
+        self.tenants[tenant].id.clone()
     }
 }

@@ -49,9 +49,13 @@ impl Engine {
         self.check_accounts(broken);
         for (ix, tenant) in self.tenants.iter() {
             let sum = used.get(&ix).copied().unwrap_or_default();
+            if tenant.id != tenant.row().id || tenant.suspended != tenant.row().suspended.is_some()
+            {
+                broken("I13", format!("{}: its row says otherwise", tenant.id));
+            }
             if sum != tenant.used {
                 let detail =
-                    format!("{}: {sum:?} by records, {:?} kept", tenant.row.id, tenant.used);
+                    format!("{}: {sum:?} by records, {:?} kept", tenant.row().id, tenant.used);
                 broken("I13", detail);
             }
         }
@@ -66,7 +70,7 @@ impl Engine {
         for (ix, tenant) in self.tenants.iter() {
             let stand = waiting.get(&ix).copied().unwrap_or_default();
             if stand != tenant.waiting {
-                let detail = format!("{}: {stand} wait, {} kept", tenant.row.id, tenant.waiting);
+                let detail = format!("{}: {stand} wait, {} kept", tenant.row().id, tenant.waiting);
                 broken("I13", detail);
             }
         }

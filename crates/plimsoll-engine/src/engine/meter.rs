@@ -474,7 +474,7 @@ impl Engine {
         let (written_at, settled) =
             (position.at.max(position.heard_at), hour_of(settled(position)));
         let (id, tenant, ..) = self.claim_facts(claim);
-        let tenant = &self.tenants[tenant].row.id;
+        let tenant = &self.tenants[tenant].row().id;
         for hour in meter.hours.iter().filter(|hour| !hour.written) {
             out.changes.push(Change::Usage(UsageRow {
                 tenant: tenant.clone(),
@@ -571,7 +571,7 @@ impl Engine {
         out.observations.push(Observation::Correction(what));
         data["correction"] = json!(what);
         if let Some(tenant) = tenant {
-            data["tenant"] = json!(self.tenants[tenant].row.id);
+            data["tenant"] = json!(self.tenants[tenant].row().id);
         }
         self.event(now, "quota.corrected", None, data, out);
     }

@@ -50,7 +50,7 @@ pub use restore::RestoreError;
 use slab::Slab;
 use state::{
     Claim, Host, HostNames, Ix, Map, Parked, Partition, PartitionKey, Pool, Reservation, Sandbox,
-    Tenant, Ticket, Timer,
+    Tenant, Ticket,
 };
 
 /// A broken invariant.
@@ -103,7 +103,7 @@ pub struct Engine {
     ended: VecDeque<(Timestamp, Claim)>,
     /// Uncommitted reservations by the second in which they lapse.
     wheel: BTreeMap<i64, Vec<Ix>>,
-    timers: BTreeSet<(Timestamp, Timer)>,
+    timers: timers::Timers,
     totals: totals::Totals,
     parked: BTreeMap<u64, Parked>,
     /// Pools whose queue is to be served before the input is done.
@@ -194,7 +194,7 @@ impl Engine {
     /// When [`Input::Tick`] is due next, if nothing else happens.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        let timer = self.timers.first().map(|(at, _)| *at);
+        let timer = self.timers.first();
         let lapse = self.wheel.keys().next().map(|second| Timestamp(second.saturating_mul(1000)));
         match (timer, lapse) {
             (Some(timer), Some(lapse)) => Some(timer.min(lapse)),

@@ -84,7 +84,9 @@ impl Engine {
     /// Serves every queue for which something may have been freed.
     pub(super) fn serve_stirred(&mut self, now: Timestamp, out: &mut Output) {
         // Serving frees nothing, so a pool is served once for each input.
-        while let Some(pool) = self.stirred.pop_first() {
+        while !self.stirred.is_empty()
+            && let Some(pool) = self.stirred.pop_first()
+        {
             self.serve(now, pool, out);
         }
     }

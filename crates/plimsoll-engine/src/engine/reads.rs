@@ -80,12 +80,12 @@ impl Engine {
                     .into_iter()
                     .filter(|(id, _)| after.as_ref().is_none_or(|after| id > after))
                     .take(limit)
-                    .map(|(_, ix)| self.tenants[ix].row.clone())
+                    .map(|(_, ix)| self.tenants[ix].row().clone())
                     .collect();
                 Reply::Tenants(rows)
             }
             Read::Tenant(id) => match self.tenant_ix.get(&id).copied() {
-                Some(ix) => Reply::Tenants(vec![self.tenants[ix].row.clone()]),
+                Some(ix) => Reply::Tenants(vec![self.tenants[ix].row().clone()]),
                 None => refused(RefusalCode::NotFound, format!("no tenant {id}")),
             },
             Read::Templates => Reply::Templates(self.templates.values().cloned().collect()),
@@ -177,8 +177,8 @@ impl Engine {
             })
             .collect();
         QuotaView {
-            tenant: tenant.row.id.clone(),
-            plan: tenant.row.plan.to_string(),
+            tenant: tenant.row().id.clone(),
+            plan: tenant.row().plan.to_string(),
             period: tenant.anchors.label(&period),
             starts_at: period.start,
             resets_at: period.end,

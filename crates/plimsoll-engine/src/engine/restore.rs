@@ -81,7 +81,7 @@ impl Engine {
             ticket_order: std::collections::VecDeque::new(),
             ended: std::collections::VecDeque::new(),
             wheel: std::collections::BTreeMap::new(),
-            timers: std::collections::BTreeSet::new(),
+            timers: super::timers::Timers::default(),
             totals: super::totals::Totals::default(),
             parked: std::collections::BTreeMap::new(),
             stirred: std::collections::BTreeSet::new(),

@@ -12,7 +12,7 @@ use plimsoll_policy::quota::{Bursts, Usage};
 use plimsoll_policy::rate::Buckets;
 use plimsoll_types::{
     Counted, DecisionId, DriverSet, HostFilter, HostId, HostReport, Mib, PolicyMode, Regime,
-    SandboxId, SandboxStatus, Timestamp, Vcpus,
+    SandboxId, SandboxStatus, TenantId, Timestamp, Vcpus,
 };
 use smallvec::SmallVec;
 
@@ -75,44 +75,110 @@ impl From<Use> for Usage {
 }
 
 /// A tenant with what it holds.
+///
+/// What a decision about it needs lies first and in this order, in two lines of the processor's
+/// cache, and a third where it may burst: with many tenants most of them come from memory, and
+/// each line is waited for. The rest follows, or is somewhere else.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Tenant {
-    pub(crate) row: TenantRow,
+    /// The name in its row.
+    pub(crate) id: TenantId,
     /// The plan's limits with the tenant's own on top.
     pub(crate) limits: Arc<PlanLimits>,
     pub(crate) used: Use,
     /// Waiting sandboxes and reservations.
     pub(crate) waiting: u32,
-    /// Spent burst credit.
-    pub(crate) bursts: Bursts,
-    /// Spent rate tokens.
-    pub(crate) buckets: Buckets,
-    /// What is alive of it: all that counts for quota.
-    pub(crate) claims: Vec<Claim>,
-    /// When its periods begin.
-    pub(crate) anchors: Anchors,
-    /// What it has used, and what follows from that.
-    pub(crate) account: Option<Box<Account>>,
-    /// Its plan cannot be read: these limits stand in for the plan's.
-    pub(crate) lost_plan: Option<Arc<PlanLimits>>,
+    /// Whether its row says that it is suspended.
+    pub(crate) suspended: bool,
     /// Whether its limits keep something that moves with decisions.
     pub(crate) moves: bool,
+    /// Whether its limits let it burst, so that there is credit to be kept.
+    pub(crate) bursting: bool,
     /// Whether its state waits to be written.
     pub(crate) unwritten: bool,
+    /// What it has used, and what follows from that.
+    pub(crate) account: Option<Box<Account>>,
+    /// What is alive of it: all that counts for quota.
+    pub(crate) claims: SmallVec<[Claim; 1]>,
+    /// Spent rate tokens.
+    pub(crate) buckets: Buckets,
+    /// Spent burst credit.
+    pub(crate) bursts: Bursts,
+    /// When its periods begin.
+    pub(crate) anchors: Anchors,
+    /// Its plan cannot be read: these limits stand in for the plan's.
+    pub(crate) lost_plan: Option<Arc<PlanLimits>>,
+    row: Box<TenantRow>,
 }
 
 impl Tenant {
+    /// A tenant that has used nothing.
+    pub(crate) fn new(
+        now: Timestamp,
+        row: TenantRow,
+        anchors: Anchors,
+        limits: Arc<PlanLimits>,
+    ) -> Self {
+        let mut tenant = Self {
+            id: row.id.clone(),
+            limits: Arc::clone(&limits),
+            used: Use::default(),
+            waiting: 0,
+            suspended: row.suspended.is_some(),
+            moves: false,
+            bursting: false,
+            unwritten: false,
+            account: None,
+            bursts: Bursts::default(),
+            claims: SmallVec::new(),
+            buckets: Buckets::default(),
+            anchors,
+            lost_plan: None,
+            row: Box::new(row),
+        };
+        tenant.set_limits(limits);
+        tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
+        tenant
+    }
+
+    /// What an operator has said of it.
+    pub(crate) fn row(&self) -> &TenantRow {
+        &self.row
+    }
+
+    /// Takes another row under the same name.
+    pub(crate) fn set_row(&mut self, mut row: TenantRow) {
+        // One copy of the name for the table of names, the tenant and all its records.
+        row.id = self.id.clone();
+        self.suspended = row.suspended.is_some();
+        *self.row = row;
+    }
+
+    /// Suspends it, or lets it go on.
+    pub(crate) fn suspend(&mut self, why: Option<String>) {
+        self.suspended = why.is_some();
+        self.row.suspended = why;
+    }
+
     /// Counts something in. Burst credit is settled first, for what was in use until now.
     pub(crate) fn take_on(&mut self, now: Timestamp, more: Use) {
-        self.bursts.advance(&self.used.into(), &self.limits.concurrency, now);
+        self.settle_bursts(now);
         self.used.add(more);
     }
 
     /// Counts something out; `false` when that would go below zero.
     #[must_use]
     pub(crate) fn give_up(&mut self, now: Timestamp, less: Use) -> bool {
-        self.bursts.advance(&self.used.into(), &self.limits.concurrency, now);
+        self.settle_bursts(now);
         self.used.take(less)
+    }
+
+    fn settle_bursts(&mut self, now: Timestamp) {
+        // Without a burst there is no credit that could be spent.
+        if self.bursting {
+            self.bursts.advance(&self.used.into(), &self.limits.concurrency, now);
+        }
     }
 }
 

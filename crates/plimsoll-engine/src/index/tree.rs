@@ -171,6 +171,8 @@ impl Tree {
             leaf.set_most(place.at, admittable);
         } else if leaf.key(0) < key && key < leaf.key(last) {
             leaf.relocate(place.at, key, admittable);
+        } else if self.is_home_of(place.leaf, key) {
+            self.node_mut(place.leaf).relocate(place.at, key, admittable);
         } else {
             self.remove(place);
             self.insert(key, admittable);
@@ -189,6 +191,25 @@ impl Tree {
 
     fn top(&self) -> Option<&Node> {
         self.nodes.get(self.root as usize)
+    }
+
+    /// Whether a key belongs into this leaf by what the nodes above say of its range: between the
+    /// key that they hold for it and the one of the leaf after it.
+    fn is_home_of(&self, leaf: u32, key: Key) -> bool {
+        let mut number = leaf;
+        while let Some(at) = self.position_in_parent(number) {
+            let parent = self.node(number).parent();
+            let node = self.node(parent);
+            if key < node.key(at) {
+                return false;
+            }
+            if at + 1 < node.len() {
+                return key < node.key(at + 1);
+            }
+            number = parent;
+        }
+        // The last leaf takes every key above its own.
+        true
     }
 
     fn position_in_parent(&self, number: u32) -> Option<usize> {
