@@ -122,7 +122,7 @@ impl Engine {
         out: &mut Output,
     ) {
         let sandbox = &mut self.sandboxes[ix];
-        sandbox.missing_since = None;
+        sandbox.edit_rare(|rare| rare.missing_since = None);
         let row = &sandbox.row;
         if guest.attempt < row.attempt || row.status == SandboxStatus::Terminated {
             // An earlier try, or an end that did not arrive: it is ended for good.
@@ -250,7 +250,9 @@ impl Engine {
         let id = self.sandboxes[ix].row.id;
         let op = HostOp::End { id, attempt: guest.attempt };
         self.send(now, host, op, self.config.terminate_timeout, Millis::ZERO, out);
-        if std::mem::replace(&mut self.sandboxes[ix].stray_said, guest.attempt) == guest.attempt {
+        let said = self.sandboxes[ix].rare().stray_said;
+        self.sandboxes[ix].edit_rare(|rare| rare.stray_said = guest.attempt);
+        if said == guest.attempt {
             out.observations.push(Observation::Correction("stray"));
         } else {
             let data = json!({
@@ -314,8 +316,8 @@ impl Engine {
             SandboxStatus::Stopped if !by_agent => return,
             _ => {}
         }
-        match sandbox.missing_since {
-            None => sandbox.missing_since = Some(now),
+        match sandbox.rare().missing_since {
+            None => sandbox.edit_rare(|rare| rare.missing_since = Some(now)),
             Some(since) if now.since(since) >= grace => {
                 let (tenant, terminating) =
                     (sandbox.tenant, sandbox.row.status == SandboxStatus::Terminating);

@@ -4,6 +4,7 @@
 //! the request's age, so that its retry stands where it stood.
 
 use std::hash::{BuildHasher, Hasher};
+use std::num::NonZeroU128;
 
 use foldhash::fast::FixedState;
 use plimsoll_types::{Millis, Timestamp};
@@ -146,7 +147,7 @@ impl Engine {
                 });
                 if over && let Some(sandbox) = self.sandboxes.remove(ix) {
                     self.sandbox_ix.remove(&sandbox.row.id);
-                    self.unbind(sandbox.key, claim);
+                    self.unbind(sandbox.key.map(NonZeroU128::get), claim);
                 }
             }
             Claim::Reservation(ix) => {

@@ -230,7 +230,7 @@ impl Engine {
         sandbox.on_host = Some(place);
         sandbox.host = Some(host);
         sandbox.row.host = Some(name);
-        sandbox.missing_since = None;
+        sandbox.edit_rare(|rare| rare.missing_since = None);
         self.recount(ix);
     }
 
@@ -260,7 +260,7 @@ impl Engine {
         self.drop_pending(ix);
         let Some(host) = self.sandboxes[ix].host else { return };
         self.sandboxes[ix].pending = Some(pending);
-        self.sandboxes[ix].asked = Some(pending);
+        self.sandboxes[ix].asked = Some((pending.charge, pending.starting, pending.thaws));
         let spec = Arc::clone(&self.sandboxes[ix].row.spec);
         let vcpus = self.sandboxes[ix].row.vcpus.0;
         let state = &mut self.hosts[host];

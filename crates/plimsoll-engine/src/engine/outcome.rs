@@ -1,5 +1,6 @@
 //! How commands to hosts came out.
 
+use std::num::NonZeroU128;
 use std::sync::Arc;
 
 use plimsoll_policy::aside::AsideRule;
@@ -101,7 +102,7 @@ impl Engine {
                 self.start_failed(now, ix, host, detail, out);
             }
             HostOutcome::Fenced { highest } if highest.epoch > self.epoch => {}
-            HostOutcome::Fenced { .. } if self.sandboxes[ix].repeats == 0 => {
+            HostOutcome::Fenced { .. } if self.sandboxes[ix].rare().repeats == 0 => {
                 self.again(now, ix, host, out);
             }
             HostOutcome::Fenced { .. } => {
@@ -128,7 +129,7 @@ impl Engine {
     fn took_over(&self, ix: Ix, host: Ix) -> bool {
         let sandbox = &self.sandboxes[ix];
         let silent = self.hosts[host].report.is_none();
-        let few = sandbox.repeats <= TAKEN_OVER_REPEATS_MAX;
+        let few = sandbox.rare().repeats <= TAKEN_OVER_REPEATS_MAX;
         sandbox.taken_over && !sandbox.undoing && (silent || few)
     }
 
@@ -225,9 +226,9 @@ impl Engine {
             let why = format!("start_failed: {detail}");
             return self.fail(now, ix, &why, out);
         }
-        self.sandboxes[ix].failures += 1;
+        self.sandboxes[ix].edit_rare(|rare| rare.failures += 1);
         self.leave_failed_host(now, ix, (host, None), out);
-        let tries = self.sandboxes[ix].failures;
+        let tries = self.sandboxes[ix].rare().failures;
         if tries < self.config.start_attempts_max && self.place_again(now, ix, out) {
             return;
         }
@@ -241,7 +242,7 @@ impl Engine {
 
     /// The idempotency key is bound to this one no more.
     fn release_key(&mut self, ix: Ix) {
-        let print = self.sandboxes[ix].key.take();
+        let print = self.sandboxes[ix].key.take().map(NonZeroU128::get);
         self.unbind(print, Claim::Sandbox(ix));
         self.sandboxes[ix].row.key = None;
     }
@@ -315,8 +316,8 @@ impl Engine {
     }
 
     fn next_delay(&mut self, ix: Ix) -> Millis {
-        let repeats = self.sandboxes[ix].repeats;
-        self.sandboxes[ix].repeats = repeats.saturating_add(1);
+        let repeats = self.sandboxes[ix].rare().repeats;
+        self.sandboxes[ix].edit_rare(|rare| rare.repeats = repeats.saturating_add(1));
         if repeats == 0 {
             return Millis::ZERO;
         }
@@ -361,10 +362,12 @@ impl Engine {
         ) && !self.sandboxes[ix].undoing;
         if let Some(pending) = &mut self.sandboxes[ix].pending {
             pending.number = pending.number.map(|_| fence.number);
-        } else if let Some(asked) = self.sandboxes[ix].asked.filter(|_| begins) {
+        } else if let Some((charge, starting, thaws)) = self.sandboxes[ix].asked.filter(|_| begins)
+        {
             // A report has accounted for the first command, by which nothing came about.
-            self.set_pending(ix, Pending { number: Some(fence.number), ..asked });
-            if let Some(host) = self.sandboxes[ix].host.filter(|_| asked.thaws) {
+            let number = Some(fence.number);
+            self.set_pending(ix, Pending { charge, number, starting, thaws });
+            if let Some(host) = self.sandboxes[ix].host.filter(|_| thaws) {
                 self.net_thaw(host, ix);
                 self.relist(host);
             }
@@ -506,7 +509,7 @@ impl Engine {
         if !self.sandboxes[ix].stopping {
             return;
         }
-        self.sandboxes[ix].repeats = 0;
+        self.sandboxes[ix].edit_rare(|rare| rare.repeats = 0);
         self.change_whole(now, ix, out, |sandbox| {
             sandbox.stopping = false;
             sandbox.row.charge_mib = plimsoll_types::Mib::ZERO;
@@ -544,7 +547,7 @@ impl Engine {
 
     /// The start of unknown outcome has been ended for certain: now another host may be tried.
     fn undone(&mut self, now: Timestamp, ix: Ix, host: Ix, out: &mut Output) {
-        self.sandboxes[ix].repeats = 0;
+        self.sandboxes[ix].edit_rare(|rare| rare.repeats = 0);
         if std::mem::take(&mut self.sandboxes[ix].taken_over) {
             // The start was lost together with the engine or the agent that had it: nothing is
             // wrong with its host, which may be the only one.

@@ -1,5 +1,6 @@
 //! From rows to an engine: what a restart does.
 
+use std::num::NonZeroU128;
 use std::sync::Arc;
 
 use plimsoll_types::{Mib, PlanId, SandboxStatus, Timestamp};
@@ -217,7 +218,7 @@ impl Engine {
             tenant,
             pool,
             host,
-            key,
+            key: key.and_then(NonZeroU128::new),
             home,
             answered: true,
             ..Sandbox::new(row)

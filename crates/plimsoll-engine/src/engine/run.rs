@@ -310,10 +310,12 @@ impl Engine {
     /// The host runs it.
     pub(super) fn now_running(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
         let sandbox = &mut self.sandboxes[ix];
-        sandbox.failures = 0;
-        sandbox.repeats = 0;
         sandbox.taken_over = false;
-        sandbox.edit_rare(|rare| rare.tried.clear());
+        sandbox.edit_rare(|rare| {
+            rare.failures = 0;
+            rare.repeats = 0;
+            rare.tried.clear();
+        });
         self.no_longer_starting(ix);
         let resumed = self.sandboxes[ix].row.status == SandboxStatus::Resuming;
         self.start_over(now, ix);

@@ -1,5 +1,6 @@
 //! Sandboxes up to their verdict: create, fork, and what serves those that wait.
 
+use std::num::NonZeroU128;
 use std::sync::Arc;
 
 use plimsoll_policy::charge::Shape;
@@ -335,7 +336,7 @@ impl Engine {
         draft.row.spec = self.specs.share(draft.row.spec);
         let ix = self.insert_sandbox(Sandbox {
             tenant: draft.tenant,
-            key: draft.print,
+            key: draft.print.and_then(NonZeroU128::new),
             answered: draft.answered,
             home: Some(draft.pool),
             ..Sandbox::new(draft.row)
@@ -351,7 +352,7 @@ impl Engine {
         let ix = self.sandboxes.insert(sandbox);
         self.sandbox_ix.insert(id, ix);
         if let Some(print) = key {
-            self.bound.insert(print, Claim::Sandbox(ix));
+            self.bound.insert(print.get(), Claim::Sandbox(ix));
         }
         ix
     }
@@ -402,7 +403,7 @@ impl Engine {
         out.changes.push(Change::Decision(Box::new(record)));
         out.observations.push(Observation::Admission(pool_name, mode));
         if let Some(print) = self.sandboxes[ix].key {
-            self.ticket_admitted(now, print, out);
+            self.ticket_admitted(now, print.get(), out);
         }
     }
 

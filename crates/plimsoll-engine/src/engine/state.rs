@@ -1,6 +1,7 @@
 //! What the engine keeps in memory: rows, and what is derived from them for speed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU128;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -420,28 +421,23 @@ pub(crate) struct Sandbox {
     pub(crate) on_host: Option<u32>,
     /// What it was charged when its host was last told to run it, while no report holds that.
     pub(crate) pending: Option<Pending>,
-    /// The same as it was first, for a command that has to be sent again after a report has
-    /// accounted for the first.
-    pub(crate) asked: Option<Pending>,
+    /// The same as it was first (charge, starting, thaws), for a command that has to be sent again
+    /// after a report has accounted for the first.
+    pub(crate) asked: Option<(u64, bool, bool)>,
     /// See [`Sandbox::rare`] and [`Sandbox::edit_rare`].
     pub(crate) rare: Option<Box<Rare>>,
-    /// Starts that have failed.
-    pub(crate) failures: u32,
     /// Its caller has its answer: a refusal by the hosts queues it.
     pub(crate) answered: bool,
     /// A start of unknown outcome is being undone before another is tried.
     pub(crate) undoing: bool,
     /// The host and the stamp of the last report that listed it.
     pub(crate) seen: (Ix, u64),
-    /// Since when complete lists miss it.
-    pub(crate) missing_since: Option<Timestamp>,
-    pub(crate) key: Option<u128>,
+    /// Fingerprint of its key.
+    pub(crate) key: Option<NonZeroU128>,
     pub(crate) timer: Option<Timestamp>,
     pub(crate) measured_written_at: Timestamp,
     /// The pool that it asks first.
     pub(crate) home: Option<Ix>,
-    /// Repeats of the command under way, each later than the one before.
-    pub(crate) repeats: u32,
     /// Its start was under way when this engine took over: nobody here knows what came of it.
     pub(crate) taken_over: bool,
     /// It is stopped, and its host has not said yet that its process is gone.
@@ -452,8 +448,6 @@ pub(crate) struct Sandbox {
     pub(crate) on_tenant: u32,
     /// How it is metered, once it has used anything.
     pub(crate) meter: Option<Box<ClaimMeter>>,
-    /// The attempt that was last ended as a stray.
-    pub(crate) stray_said: u32,
     /// What it was counted with among its host's.
     pub(crate) counted: Option<SandboxShare>,
 }
@@ -472,21 +466,17 @@ impl Sandbox {
             pending: None,
             asked: None,
             rare: None,
-            failures: 0,
             answered: false,
             undoing: false,
             seen: (0, 0),
-            missing_since: None,
             key: None,
             timer: None,
             measured_written_at: Timestamp(0),
             home: None,
-            repeats: 0,
             taken_over: false,
             woken: false,
             on_tenant: 0,
             meter: None,
-            stray_said: 0,
             counted: None,
         }
     }
@@ -531,6 +521,14 @@ pub(crate) struct Rare {
     pub(crate) pause_expected: Option<Timestamp>,
     /// The victims that were paused for it.
     pub(crate) displaced: Vec<SandboxId>,
+    /// Starts that have failed.
+    pub(crate) failures: u32,
+    /// Repeats of the command under way, each later than the one before.
+    pub(crate) repeats: u32,
+    /// The attempt that was last ended as a stray.
+    pub(crate) stray_said: u32,
+    /// Since when complete lists miss it.
+    pub(crate) missing_since: Option<Timestamp>,
 }
 
 impl Rare {
@@ -540,6 +538,10 @@ impl Rare {
         pause_failed_at: None,
         pause_expected: None,
         displaced: Vec::new(),
+        failures: 0,
+        repeats: 0,
+        stray_said: 0,
+        missing_since: None,
     };
 
     /// Takes note of a host that refused or failed, in place of what was noted of it before.
@@ -662,7 +664,7 @@ mod tests {
     /// maps and lists, and the allocator have the rest.
     #[test]
     fn a_sandbox_that_runs_is_small() {
-        assert!(size_of::<Sandbox>() <= 704, "{}", size_of::<Sandbox>());
+        assert!(size_of::<Sandbox>() <= 656, "{}", size_of::<Sandbox>());
     }
 
     #[test]

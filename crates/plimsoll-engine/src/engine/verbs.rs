@@ -1,5 +1,6 @@
 //! Calls about a sandbox that is there: patch, delete, withdraw, pause, stop.
 
+use std::num::NonZeroU128;
 use std::sync::Arc;
 
 use plimsoll_policy::slots::resolve_pause;
@@ -138,8 +139,9 @@ impl Engine {
         if let Some(sandbox) = self.sandboxes.remove(ix) {
             self.totals.queued = self.totals.queued.saturating_sub(1);
             self.sandbox_ix.remove(&id);
-            self.unbind(sandbox.key, Claim::Sandbox(ix));
-            if let Some(print) = sandbox.key {
+            let print = sandbox.key.map(NonZeroU128::get);
+            self.unbind(print, Claim::Sandbox(ix));
+            if let Some(print) = print {
                 self.ticket_refused(now, print, refusal.as_deref().and_then(after));
             }
         }
