@@ -100,7 +100,7 @@ impl Engine {
             see(one.tenant, ClaimId::Reservation(one.row.id), one.meter.as_deref(), counts);
         }
         for (ix, tenant) in self.tenants.iter() {
-            let id = &tenant.row.id;
+            let id = &tenant.row().id;
             let listed = alive.get(&ix).copied().unwrap_or_default();
             if listed != tenant.claims.len() {
                 let kept = tenant.claims.len();

@@ -43,6 +43,10 @@ impl Timers {
         due
     }
 
+    pub(super) fn contains(&self, timer: &(Timestamp, Timer)) -> bool {
+        self.set.contains(timer)
+    }
+
     /// All of them, the earliest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Timestamp, Timer)> {
         self.set.iter()
