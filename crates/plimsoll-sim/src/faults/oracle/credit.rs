@@ -130,6 +130,12 @@ impl Oracle {
 
     /// The cell starts over: it may have forgotten the last seconds, of credit and of tokens.
     pub(super) fn doubt_credit(&mut self, now: Timestamp) {
+        if self.credit.safe == Timestamp(0) {
+            // The first to lead has nothing to forget.
+            self.credit.safe = now;
+            self.credit.at = self.credit.at.max(now);
+            return;
+        }
         let safe = self.credit.safe;
         let doubt = self.credit.at.since(safe).0 + FORGOTTEN;
         for made in self.credit.made.values_mut() {
