@@ -459,7 +459,8 @@ impl Oracle {
                     && (row.events.is_empty()
                         || row.events.iter().any(|kind| kind == "quota.suspended"))
             });
-            if !heard && past(suspended_at, 0) && !known(event, 0) && !book.unnotified {
+            let came = self.deliveries.confirmed(event).is_some();
+            if !heard && past(suspended_at, 0) && !came && !book.unnotified {
                 return Some("can be told nothing, and no operator knows");
             }
             return late.then_some("was told, and its deletion is not announced");
