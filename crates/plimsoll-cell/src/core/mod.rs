@@ -161,7 +161,9 @@ impl Core {
     pub(crate) async fn host(&self, input: impl FnOnce(Token) -> Input) -> Answer {
         let (reply, answer) = oneshot::channel();
         let input = input(self.token());
-        self.lanes.push(&Lane::Hosts, Job { input, reply: Some(reply), skip_unawaited: false })?;
+        // An agent that died while it asked for its place must not get one above its successor's.
+        let skip_unawaited = matches!(input, Input::Register { .. });
+        self.lanes.push(&Lane::Hosts, Job { input, reply: Some(reply), skip_unawaited })?;
         answer.await.unwrap_or(Err(NoAnswer::StoreUnavailable))
     }
 

@@ -356,7 +356,8 @@ impl World {
     }
 
     pub(super) fn register(&mut self, node: usize, agent: u64, boot_id: String) {
-        if self.cell.engine.is_none() {
+        // With its agent the connection has ended, and a cell skips what nobody waits for any more.
+        if self.cell.engine.is_none() || self.nodes[node].agent != agent {
             return;
         }
         let token = Token(self.number());
