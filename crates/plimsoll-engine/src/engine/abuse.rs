@@ -106,7 +106,7 @@ impl Engine {
         if score.is_suspect() {
             self.suspect(now, ix, &signs, &score, out);
         }
-        self.write_state(ix, out);
+        self.write_state(now, ix, out);
     }
 
     fn suspect(&mut self, now: Timestamp, ix: Ix, signs: &Signs, score: &Score, out: &mut Output) {
@@ -168,7 +168,7 @@ impl Engine {
             tenant.account_at(now).shape.acted = false;
             self.resume_paused(now, ix, PausedBy::Abuse, out);
             self.stir_waiters_of(ix);
-            self.write_state(ix, out);
+            self.write_state(now, ix, out);
         }
     }
 }

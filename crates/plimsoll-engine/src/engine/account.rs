@@ -183,10 +183,25 @@ impl Tenant {
 }
 
 impl Engine {
-    /// A tenant's bursts or buckets may have moved: its state is written within a few seconds.
+    /// A tenant's bursts or buckets may have moved: its state is written within a few seconds. The
+    /// first change after a while of none is written with what brought it about: after a restart the
+    /// time since the last write counts by what is in use then.
     pub(super) fn moved(&mut self, now: Timestamp, ix: Ix) {
-        if self.tenants[ix].moves {
+        let tenant = &self.tenants[ix];
+        if tenant.moves {
+            if tenant.bursting && now.since(tenant.written_at) > self.config.state_write_interval {
+                self.turned.insert(ix);
+            }
             self.write_soon(now, ix);
+        }
+    }
+
+    /// Writes the states that [`Engine::moved`] wants written before the input is done.
+    pub(super) fn write_turned(&mut self, now: Timestamp, out: &mut Output) {
+        while let Some(ix) = self.turned.pop_first() {
+            if self.tenants.get(ix).is_some_and(|tenant| tenant.unwritten) {
+                self.write_state(now, ix, out);
+            }
         }
     }
 
@@ -207,7 +222,7 @@ impl Engine {
         for _ in 0..WRITTEN_MAX {
             let Some(ix) = self.unwritten.pop_front() else { return };
             if self.tenants.get(ix).is_some_and(|tenant| tenant.unwritten) {
-                self.write_state(ix, out);
+                self.write_state(now, ix, out);
             }
         }
         if !self.unwritten.is_empty() {
@@ -216,9 +231,11 @@ impl Engine {
     }
 
     /// Writes a tenant's state now.
-    pub(super) fn write_state(&mut self, ix: Ix, out: &mut Output) {
+    pub(super) fn write_state(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
         let tenant = &mut self.tenants[ix];
         tenant.unwritten = false;
+        tenant.settle_bursts(now);
+        tenant.written_at = now;
         if self.tenant_ix.get(&tenant.row().id) != Some(&ix) {
             return;
         }

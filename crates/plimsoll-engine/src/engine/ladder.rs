@@ -148,7 +148,7 @@ impl Engine {
             }
         }
         if before != after {
-            self.write_state(ix, out);
+            self.write_state(now, ix, out);
         }
         self.arm_ladder(now, ix);
     }
@@ -251,7 +251,7 @@ impl Engine {
                     if delivered { Notice::Delivered(now) } else { Notice::Undeliverable };
             }
         }
-        self.write_state(ix, out);
+        self.write_state(now, ix, out);
         self.metered.insert(ix);
     }
 
@@ -304,7 +304,7 @@ impl Engine {
             let paused = self.hibernated(ix).count();
             self.notify(now, ix, SUSPENDED, json!({ "paused": paused }), out);
         }
-        self.write_state(ix, out);
+        self.write_state(now, ix, out);
         self.metered.insert(ix);
     }
 
@@ -404,7 +404,7 @@ impl Engine {
         if over {
             account.ladder.deletion_over(now);
         }
-        self.write_state(ix, out);
+        self.write_state(now, ix, out);
     }
 
     /// Whether one named sandbox may be deleted at this moment.

@@ -112,6 +112,8 @@ pub struct Engine {
     metered: BTreeSet<Ix>,
     /// Tenants whose state waits to be written.
     unwritten: VecDeque<Ix>,
+    /// Tenants whose state is to be written before the input is done.
+    turned: BTreeSet<Ix>,
     /// Notices to tenants, while it matters what becomes of them.
     notices: BTreeMap<EventId, Ix>,
 }
@@ -139,6 +141,7 @@ impl Engine {
         }
         self.step_ladders(now, out);
         self.serve_stirred(now, out);
+        self.write_turned(now, out);
         self.trim_ended(now);
     }
 

@@ -88,6 +88,7 @@ impl Engine {
             stirred: std::collections::BTreeSet::new(),
             metered: std::collections::BTreeSet::new(),
             unwritten: std::collections::VecDeque::new(),
+            turned: std::collections::BTreeSet::new(),
             notices: std::collections::BTreeMap::new(),
         };
         for row in rows.pools {

@@ -106,6 +106,8 @@ pub(crate) struct Tenant {
     pub(crate) buckets: Buckets,
     /// Spent burst credit.
     pub(crate) bursts: Bursts,
+    /// When its state was last written.
+    pub(crate) written_at: Timestamp,
     /// When its periods begin.
     pub(crate) anchors: Anchors,
     /// Its plan cannot be read: these limits stand in for the plan's.
@@ -132,6 +134,7 @@ impl Tenant {
             unwritten: false,
             account: None,
             bursts: Bursts::default(),
+            written_at: Timestamp(0),
             claims: SmallVec::new(),
             buckets: Buckets::default(),
             anchors,
@@ -175,7 +178,8 @@ impl Tenant {
         self.used.take(less)
     }
 
-    fn settle_bursts(&mut self, now: Timestamp) {
+    /// Counts burst credit up to now, by what is in use.
+    pub(crate) fn settle_bursts(&mut self, now: Timestamp) {
         // Without a burst there is no credit that could be spent.
         if self.bursting {
             self.bursts.advance(&self.used.into(), &self.limits.concurrency, now);

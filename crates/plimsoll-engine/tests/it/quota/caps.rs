@@ -147,6 +147,22 @@ fn a_burst_goes_on_being_spent_while_the_cell_is_down() {
     assert_eq!(left, Some(3600 - 36));
 }
 
+/// Found by the simulator: a restart right after the end of a long burst counted all of its time by
+/// what was in use then, and paid back what had been spent.
+#[test]
+fn a_burst_that_has_just_ended_is_spent_after_a_restart() {
+    let mut bed = bed();
+    let burst = Limit { limit: Some(1), burst_limit: Some(3) };
+    bed.tenant("acme", |limits| limits.concurrency.sandboxes = burst);
+    assert_eq!(code(&bed.batch_of("acme", 3, 64)), None);
+    // They lapse after a minute. Nothing has changed in between, and nothing was written.
+    bed.pass(MINUTE);
+    assert_eq!(bed.in_use("acme")[0], 0);
+    bed.restart();
+    let left = bed.quota("acme").concurrency[0].1.burst_seconds_left;
+    assert_eq!(left, Some(3600 - 60));
+}
+
 /// Found by the simulator: what had been spent above the smaller credit was paid back first.
 #[test]
 fn credit_comes_back_at_once_after_a_change_to_a_smaller_burst() {
