@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::Admin;
 use plimsoll_engine::rows::{KeyRow, Role, Rows, TemplateRow};
-use plimsoll_types::{Driver, Mib, TemplateName, TenantId, Timestamp, Vcpus};
+use plimsoll_types::{Driver, Mib, TemplateName, TenantId, Timestamp};
 
 use crate::auth::{NewKey, hash_hex};
 use crate::ids::Ids;
@@ -213,21 +213,8 @@ fn read_or_draw(path: &Path) -> io::Result<String> {
 
 /// A shape to try things with: a process with half a GiB.
 fn shell_template() -> TemplateRow {
-    TemplateRow {
-        name: TemplateName::new("shell").expect("a valid name"),
-        driver: Driver::Process,
-        memory_mib: Mib(512),
-        overhead_mib: Mib(0),
-        vcpus: Vcpus(1),
-        stateful: false,
-        rootfs: None,
-        command: Vec::new(),
-        env: std::collections::BTreeMap::new(),
-        host_labels: std::collections::BTreeMap::new(),
-        counted: plimsoll_types::Counted::new(),
-        baked: false,
-        pool: None,
-    }
+    let name = TemplateName::new("shell").expect("a valid name");
+    TemplateRow::new(name, Driver::Process, Mib(512))
 }
 
 #[cfg(test)]

@@ -231,6 +231,32 @@ pub struct CreateSandbox {
     pub answered: bool,
 }
 
+impl CreateSandbox {
+    /// A sandbox as its template has it, by a caller that waits and may be told no.
+    #[must_use]
+    pub fn new(id: SandboxId, decision: DecisionId, template: TemplateName) -> Self {
+        Self {
+            id,
+            decision,
+            key: None,
+            template,
+            memory_mib: None,
+            vcpus: None,
+            stateful: None,
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            pool: None,
+            priority: 0,
+            preemptible: true,
+            criticality: Criticality::Standard,
+            on_full: OnFull::Reject,
+            lifecycle: Lifecycle::default(),
+            answered: false,
+        }
+    }
+}
+
 /// A fork.
 #[derive(Clone, Debug)]
 pub struct ForkSandbox {
@@ -304,6 +330,25 @@ pub struct ReserveItem {
     pub criticality: Criticality,
     /// Time to live until committed; `None` takes the pool's.
     pub ttl_seconds: Option<u64>,
+}
+
+impl ReserveItem {
+    /// A stateless claim of one vCPU on the default pool.
+    #[must_use]
+    pub fn new(id: ReservationId, key: Arc<str>, body_hash: u64, memory_mib: Mib) -> Self {
+        Self {
+            id,
+            key,
+            body_hash,
+            memory_mib,
+            vcpus: Vcpus(1),
+            stateful: false,
+            pool: None,
+            priority: 0,
+            criticality: Criticality::Standard,
+            ttl_seconds: None,
+        }
+    }
 }
 
 /// A reservation.

@@ -63,6 +63,23 @@ pub struct TenantRow {
     pub anchor_day: Option<u8>,
 }
 
+impl TenantRow {
+    /// An account of this moment on a plan, as it comes: nobody has paid, and nothing is its own.
+    #[must_use]
+    pub fn new(id: TenantId, plan: PlanId, created_at: Timestamp) -> Self {
+        Self {
+            id,
+            plan,
+            payment_method: false,
+            payment_method_ever: false,
+            created_at,
+            overrides: PlanLimits::default(),
+            suspended: None,
+            anchor_day: None,
+        }
+    }
+}
+
 /// What moves for a tenant between decisions: burst credit, rate buckets, the ladder. Written at
 /// most every few seconds, and at once when the ladder moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +204,28 @@ pub struct TemplateRow {
     pub baked: bool,
     /// Its pool where a create names none.
     pub pool: Option<PoolName>,
+}
+
+impl TemplateRow {
+    /// A stateless guest of one vCPU that takes nothing but memory and runs what its create says.
+    #[must_use]
+    pub fn new(name: TemplateName, driver: Driver, memory_mib: Mib) -> Self {
+        Self {
+            name,
+            driver,
+            memory_mib,
+            overhead_mib: Mib::ZERO,
+            vcpus: Vcpus(1),
+            stateful: false,
+            rootfs: None,
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            host_labels: BTreeMap::new(),
+            counted: Counted::new(),
+            baked: false,
+            pool: None,
+        }
+    }
 }
 
 /// What outlives a host's reports.

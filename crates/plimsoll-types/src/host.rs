@@ -295,6 +295,28 @@ pub struct GuestReport {
     pub reason: Option<String>,
 }
 
+impl GuestReport {
+    /// The first attempt of a guest that has used no CPU yet and is charged so much, its own memory
+    /// as resident as that.
+    #[must_use]
+    pub fn new(id: ClaimId, status: GuestStatus, memory_mib: Mib, charge_mib: Mib) -> Self {
+        Self {
+            id,
+            attempt: 1,
+            status,
+            memory_mib,
+            resident_mib: Some(charge_mib),
+            charge_mib,
+            measured: true,
+            cpu_millis_total_used: 0,
+            egress_bytes_total: 0,
+            last_active_at: None,
+            exit_code: None,
+            reason: None,
+        }
+    }
+}
+
 /// The last totals of a guest that its host has no more: what it used between the last report that
 /// listed it and its end would be billed to nobody otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -370,6 +392,45 @@ pub struct HostReport {
     pub ended: Vec<EndedGuest>,
     /// Whether `guests` is everything; an unfinished list releases nothing.
     pub complete: bool,
+}
+
+impl HostReport {
+    /// A report that says who speaks and no more: nothing is measured, offered or listed, and the
+    /// list of guests is not whole.
+    #[must_use]
+    pub fn new(host: HostId, pool: PoolName, boot_id: &str, sequence: u64, at: Timestamp) -> Self {
+        Self {
+            host,
+            boot_id: String::from(boot_id),
+            incarnation: None,
+            sequence,
+            seen_through: None,
+            heartbeat_at: at,
+            uptime_millis: None,
+            pool,
+            region: String::new(),
+            address: None,
+            labels: BTreeMap::new(),
+            drivers: DriverSet::ALL,
+            cpu_millis_total: MilliCpu::ZERO,
+            cpu_millis_used: MilliCpu::ZERO,
+            memory_mib_total: Mib::ZERO,
+            memory_mib_used: Mib::ZERO,
+            memory_admission: None,
+            memory_mib_admittable: None,
+            not_admitting: None,
+            starts_in_flight: 0,
+            starts_limit: None,
+            counted: Counted::new(),
+            stream_restore: false,
+            pressure_bp: None,
+            reservations: Vec::new(),
+            guests: Vec::new(),
+            foreign_guests: Vec::new(),
+            ended: Vec::new(),
+            complete: false,
+        }
+    }
 }
 
 /// A reservation that a host is told of, so that it counts it.

@@ -78,15 +78,13 @@ pub(crate) fn plan(row: PlanRow) -> api::Plan {
 
 /// A new tenant as kept.
 pub(crate) fn tenant_row(body: api::CreateTenant, default: PlanId, now: Timestamp) -> TenantRow {
+    let created_at = body.created_at.map_or(now, Into::into);
     TenantRow {
-        id: body.id,
-        plan: body.plan.unwrap_or(default),
         payment_method: body.payment_method,
         payment_method_ever: body.payment_method,
-        created_at: body.created_at.map_or(now, Into::into),
         overrides: limits_row(&body.overrides),
-        suspended: None,
         anchor_day: body.period_anchor_day,
+        ..TenantRow::new(body.id, body.plan.unwrap_or(default), created_at)
     }
 }
 

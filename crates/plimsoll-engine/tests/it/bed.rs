@@ -12,9 +12,9 @@ use plimsoll_engine::{
     Refusal, Reply, Reserve, ReserveItem, ReserveMode, SandboxView, Token,
 };
 use plimsoll_types::{
-    ClaimId, Counted, Criticality, DecisionId, Driver, DriverSet, GuestReport, GuestStatus,
-    HostCommand, HostId, HostOutcome, HostReport, Lifecycle, Mib, MilliCpu, OnFull, PlanId,
-    PoolName, ReservationId, SandboxId, TemplateName, TenantId, Timestamp, Vcpus,
+    ClaimId, DecisionId, Driver, GuestReport, GuestStatus, HostCommand, HostId, HostOutcome,
+    HostReport, Mib, MilliCpu, PlanId, PoolName, ReservationId, SandboxId, TemplateName, TenantId,
+    Timestamp,
 };
 
 pub(crate) struct Bed {
@@ -169,21 +169,8 @@ impl Bed {
     }
 
     pub(crate) fn template(&mut self, name: &str, change: impl FnOnce(&mut TemplateRow)) {
-        let mut row = TemplateRow {
-            name: TemplateName::new(name).unwrap(),
-            driver: Driver::Process,
-            memory_mib: Mib(512),
-            overhead_mib: Mib(0),
-            vcpus: Vcpus(1),
-            stateful: false,
-            rootfs: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            host_labels: BTreeMap::new(),
-            counted: Counted::new(),
-            baked: false,
-            pool: None,
-        };
+        let name = TemplateName::new(name).unwrap();
+        let mut row = TemplateRow::new(name, Driver::Process, Mib(512));
         change(&mut row);
         self.admin(Admin::PutTemplate(row));
     }
@@ -199,17 +186,7 @@ impl Bed {
         change(&mut limits);
         let plan = PlanId::new(&format!("plan-{name}")).unwrap();
         self.admin(Admin::PutPlan(PlanRow { id: plan.clone(), limits }));
-        let row = TenantRow {
-            id: tenant(name),
-            plan,
-            payment_method: false,
-            payment_method_ever: false,
-            created_at: self.now,
-            overrides: PlanLimits::default(),
-            suspended: None,
-            anchor_day: None,
-        };
-        self.admin(Admin::PutTenant(row));
+        self.admin(Admin::PutTenant(TenantRow::new(tenant(name), plan, self.now)));
     }
 
     /// The next report of a host with much room and no guests.
@@ -217,36 +194,15 @@ impl Bed {
         let id = host(name);
         let sequence = self.sequences.entry(id.clone()).or_default();
         *sequence += 1;
+        let sequence = *sequence;
         HostReport {
-            host: id,
-            boot_id: "boot-1".to_owned(),
-            incarnation: None,
-            sequence: *sequence,
-            seen_through: None,
-            heartbeat_at: self.now,
-            uptime_millis: None,
-            pool: pool("local"),
-            region: String::new(),
             address: Some("http://127.0.0.1:1".to_owned()),
-            labels: BTreeMap::new(),
-            drivers: DriverSet::ALL,
             cpu_millis_total: MilliCpu(16_000),
-            cpu_millis_used: MilliCpu(0),
             memory_mib_total: Mib(32 * 1024),
             memory_mib_used: Mib(1024),
-            memory_admission: None,
             memory_mib_admittable: Some(8 * 1024),
-            not_admitting: None,
-            starts_in_flight: 0,
-            starts_limit: None,
-            counted: Counted::new(),
-            stream_restore: false,
-            pressure_bp: None,
-            reservations: Vec::new(),
-            guests: Vec::new(),
-            foreign_guests: Vec::new(),
-            ended: Vec::new(),
             complete: true,
+            ..HostReport::new(id, pool("local"), "boot-1", sequence, self.now)
         }
     }
 
@@ -260,18 +216,8 @@ impl Bed {
 
     pub(crate) fn item(&mut self, memory: u64) -> ReserveItem {
         let number = self.number();
-        ReserveItem {
-            id: ReservationId(u128::from(number)),
-            key: Arc::from(format!("key-{number}")),
-            body_hash: 1,
-            memory_mib: Mib(memory),
-            vcpus: Vcpus(1),
-            stateful: false,
-            pool: None,
-            priority: 0,
-            criticality: Criticality::Standard,
-            ttl_seconds: None,
-        }
+        let (id, key) = (ReservationId(u128::from(number)), format!("key-{number}"));
+        ReserveItem::new(id, Arc::from(key), 1, Mib(memory))
     }
 
     pub(crate) fn reserve(&mut self, item: ReserveItem, mode: ReserveMode) -> Command {
@@ -280,25 +226,10 @@ impl Bed {
     }
 
     pub(crate) fn create(&mut self, change: impl FnOnce(&mut CreateSandbox)) -> Command {
-        let mut create = CreateSandbox {
-            id: SandboxId(u128::from(self.number())),
-            decision: DecisionId(u128::from(self.number())),
-            key: None,
-            template: TemplateName::new("shell").unwrap(),
-            memory_mib: None,
-            vcpus: None,
-            stateful: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pool: None,
-            priority: 0,
-            preemptible: true,
-            criticality: Criticality::Standard,
-            on_full: OnFull::Reject,
-            lifecycle: Lifecycle::default(),
-            answered: false,
-        };
+        let id = SandboxId(u128::from(self.number()));
+        let decision = DecisionId(u128::from(self.number()));
+        let template = TemplateName::new("shell").unwrap();
+        let mut create = CreateSandbox::new(id, decision, template);
         change(&mut create);
         Command::Create(Box::new(create))
     }
@@ -372,20 +303,7 @@ pub(crate) fn refusal(reply: &Reply) -> &Refusal {
 
 pub(crate) fn guest(id: impl Into<Guest>, status: GuestStatus, charge: u64) -> GuestReport {
     let Guest(id) = id.into();
-    GuestReport {
-        id,
-        attempt: 1,
-        status,
-        memory_mib: Mib(512),
-        resident_mib: Some(Mib(charge)),
-        charge_mib: Mib(charge),
-        measured: true,
-        cpu_millis_total_used: 0,
-        egress_bytes_total: 0,
-        last_active_at: None,
-        exit_code: None,
-        reason: None,
-    }
+    GuestReport::new(id, status, Mib(512), Mib(charge))
 }
 
 pub(crate) struct Guest(ClaimId);

@@ -35,36 +35,15 @@ fn bed(limit: Option<u64>) -> Bed {
 fn say(bed: &mut Bed, sequence: u64, change: impl FnOnce(&mut HostReport)) {
     assert_eq!(std::mem::take(&mut bed.probes), [host("provider")]);
     let mut report = HostReport {
-        host: host("provider"),
-        boot_id: "boot-1".to_owned(),
         // What it says of its own place is its own affair.
         incarnation: Some(9),
-        sequence,
-        seen_through: None,
-        heartbeat_at: bed.now,
-        uptime_millis: None,
-        pool: pool("local"),
-        region: String::new(),
         address: Some("http://elsewhere".to_owned()),
-        labels: Default::default(),
-        drivers: plimsoll_types::DriverSet::ALL,
         cpu_millis_total: plimsoll_types::MilliCpu(16_000),
-        cpu_millis_used: plimsoll_types::MilliCpu(0),
         memory_mib_total: plimsoll_types::Mib(32 * 1024),
         memory_mib_used: plimsoll_types::Mib(1024),
-        memory_admission: None,
         memory_mib_admittable: Some(30_000),
-        not_admitting: None,
-        starts_in_flight: 0,
-        starts_limit: None,
-        counted: Default::default(),
-        stream_restore: false,
-        pressure_bp: None,
-        reservations: Vec::new(),
-        guests: Vec::new(),
-        ended: Vec::new(),
-        foreign_guests: Vec::new(),
         complete: true,
+        ..HostReport::new(host("provider"), pool("local"), "boot-1", sequence, bed.now)
     };
     change(&mut report);
     let token = Token(bed.number());

@@ -7,8 +7,8 @@ use plimsoll_engine::{
 };
 use plimsoll_policy::slots::holds_slot;
 use plimsoll_types::{
-    Criticality, DecisionId, HostCommand, HostId, HostOp, HostOutcome, Lifecycle, Millis, OnFull,
-    PoolName, SandboxId, SandboxStatus, Timestamp,
+    DecisionId, HostCommand, HostId, HostOp, HostOutcome, Millis, PoolName, SandboxId,
+    SandboxStatus, Timestamp,
 };
 
 use super::workload::{Session, sessions};
@@ -221,25 +221,7 @@ impl<'a> World<'a> {
     fn create(&mut self, user: usize) -> Result<(), ModelError> {
         self.run.users += 1;
         let decision = DecisionId(u128::from(self.number()));
-        let create = CreateSandbox {
-            id: id_of(user),
-            decision,
-            key: None,
-            template: setup::template_name(),
-            memory_mib: None,
-            vcpus: None,
-            stateful: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pool: None,
-            priority: 0,
-            preemptible: true,
-            criticality: Criticality::Standard,
-            on_full: OnFull::Reject,
-            lifecycle: Lifecycle::default(),
-            answered: false,
-        };
+        let create = CreateSandbox::new(id_of(user), decision, setup::template_name());
         self.call(user, Command::Create(Box::new(create)))
     }
 

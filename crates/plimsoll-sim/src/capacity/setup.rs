@@ -1,12 +1,10 @@
 //! The cell of the model: one pool with slots, and one outside without.
 
-use std::collections::BTreeMap;
-
 use plimsoll_engine::rows::{PoolRow, PoolSettings, Rows, TemplateRow};
 use plimsoll_engine::{Admin, Caller, Command, Engine, EngineConfig, Input, Output, Token};
 use plimsoll_types::{
-    Counted, Driver, DriverSet, HostId, HostReport, Lifecycle, Mib, MilliCpu, PauseKind, PoolName,
-    Regime, TemplateName, TenantId, Timestamp, Vcpus,
+    Driver, HostId, HostReport, Lifecycle, Mib, MilliCpu, PauseKind, PoolName, Regime,
+    TemplateName, TenantId, Timestamp,
 };
 
 use super::{ModelError, Params, Strategy};
@@ -100,55 +98,23 @@ fn pool(users: u64, strategy: Strategy, params: &Params) -> PoolRow {
 
 fn template() -> TemplateRow {
     TemplateRow {
-        name: template_name(),
-        driver: Driver::Gvisor,
-        memory_mib: Mib(4_096),
-        overhead_mib: Mib(0),
-        vcpus: Vcpus(1),
-        stateful: false,
-        rootfs: None,
-        command: Vec::new(),
-        env: BTreeMap::new(),
-        host_labels: BTreeMap::new(),
-        counted: Counted::new(),
-        baked: false,
         pool: Some(pool_name()),
+        ..TemplateRow::new(template_name(), Driver::Gvisor, Mib(4_096))
     }
 }
 
 /// The one report of a host with room for everything.
 fn report(pool: &str, host: &str) -> HostReport {
     const MEMORY: u64 = 1 << 40;
+    let host = HostId::new(host).expect("a valid name");
+    let pool = PoolName::new(pool).expect("a valid name");
     HostReport {
-        host: HostId::new(host).expect("a valid name"),
-        boot_id: "1".to_owned(),
-        incarnation: None,
-        sequence: 1,
-        seen_through: None,
-        heartbeat_at: Timestamp(0),
-        uptime_millis: None,
-        pool: PoolName::new(pool).expect("a valid name"),
-        region: String::new(),
         address: Some("model".to_owned()),
-        labels: BTreeMap::new(),
-        drivers: DriverSet::ALL,
         cpu_millis_total: MilliCpu(1 << 40),
-        cpu_millis_used: MilliCpu(0),
         memory_mib_total: Mib(MEMORY),
-        memory_mib_used: Mib(0),
-        memory_admission: None,
         memory_mib_admittable: Some(MEMORY.cast_signed()),
-        not_admitting: None,
-        starts_in_flight: 0,
-        starts_limit: None,
-        counted: Counted::new(),
-        stream_restore: false,
-        pressure_bp: None,
-        reservations: Vec::new(),
-        guests: Vec::new(),
-        foreign_guests: Vec::new(),
-        ended: Vec::new(),
         complete: true,
+        ..HostReport::new(host, pool, "1", 1, Timestamp(0))
     }
 }
 

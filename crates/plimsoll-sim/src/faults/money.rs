@@ -123,14 +123,10 @@ impl World {
             let id = TenantId::new(&format!("tenant-{number}")).expect("a valid name");
             let pays = rng.chance(150);
             let row = TenantRow {
-                id: id.clone(),
-                plan: plan.clone(),
                 payment_method: pays,
                 payment_method_ever: pays,
-                created_at: BEGIN,
-                overrides: PlanLimits::default(),
-                suspended: None,
                 anchor_day: rng.pick(&[None, Some(1), Some(15), Some(31)]).copied().flatten(),
+                ..TenantRow::new(id.clone(), plan.clone(), BEGIN)
             };
             let mut bursts = Bursts::default();
             for (place, counter) in Counter::ALL.into_iter().enumerate() {

@@ -6,7 +6,7 @@ use plimsoll_engine::rows::{PoolRow, PoolSettings, TemplateRow};
 use plimsoll_engine::{Admin, Command, EngineConfig};
 use plimsoll_types::{
     Counted, Driver, Mib, MilliCpu, Millis, PauseKind, Placement, PoolName, Preemption,
-    PreemptionMode, Regime, TemplateName, TenantId, Timestamp, Vcpus,
+    PreemptionMode, Regime, TemplateName, TenantId, Timestamp,
 };
 
 use super::cell::Cell;
@@ -197,20 +197,13 @@ fn pool(rng: &mut Rng, name: &str) -> Admin {
 
 fn template(name: &str) -> TemplateRow {
     let vm = name.starts_with("vm");
+    let driver = if vm { Driver::Gvisor } else { Driver::Process };
+    let named = TemplateName::new(name).expect("a valid name");
     let mut row = TemplateRow {
-        name: TemplateName::new(name).expect("a valid name"),
-        driver: if vm { Driver::Gvisor } else { Driver::Process },
-        memory_mib: Mib(512),
         overhead_mib: Mib(if vm { 32 } else { 0 }),
-        vcpus: Vcpus(1),
         stateful: name.ends_with("state"),
-        rootfs: None,
-        command: Vec::new(),
-        env: BTreeMap::new(),
-        host_labels: BTreeMap::new(),
-        counted: Counted::new(),
-        baked: false,
         pool: Some(pool_name(if vm { VM } else { LOCAL })),
+        ..TemplateRow::new(named, driver, Mib(512))
     };
     match name {
         "heavy" => (row.memory_mib, row.overhead_mib) = (Mib(1_536), Mib(64)),

@@ -1,14 +1,13 @@
 //! What clients do.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_engine::{
     CreateSandbox, ForkSandbox, Reserve, ReserveBatch, ReserveItem, ReserveMode,
 };
 use plimsoll_types::{
-    Criticality, DecisionId, Lifecycle, Mib, Millis, OnFull, ReservationId, RetryHint, SandboxId,
-    SandboxStatus, TemplateName, Vcpus,
+    DecisionId, Lifecycle, Mib, Millis, OnFull, ReservationId, RetryHint, SandboxId, SandboxStatus,
+    TemplateName,
 };
 
 use super::client::{Answer, Op, PATIENCE, Request, What};
@@ -109,21 +108,12 @@ impl World {
         let limit = |rng: &mut crate::rng::Rng| {
             rng.chance(250).then(|| i64::try_from(rng.between(60, 240)).unwrap_or(60))
         };
+        let template = TemplateName::new(template).expect("a valid name");
         CreateSandbox {
-            id: SandboxId(0),
-            decision: DecisionId(0),
             key,
-            template: TemplateName::new(template).expect("a valid name"),
             memory_mib: rng.pick(&memory).copied().flatten().map(Mib),
-            vcpus: None,
-            stateful: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pool: None,
             priority: i32::try_from(rng.below(3)).unwrap_or(0),
             preemptible: rng.chance(800),
-            criticality: Criticality::Standard,
             on_full: if rng.chance(500) { OnFull::Queue } else { OnFull::Reject },
             lifecycle: Lifecycle {
                 idle_timeout_seconds: limit(rng),
@@ -132,6 +122,7 @@ impl World {
                 ttl_seconds: limit(rng),
             },
             answered: rng.chance(400),
+            ..CreateSandbox::new(SandboxId(0), DecisionId(0), template)
         }
     }
 
@@ -140,17 +131,13 @@ impl World {
         let state = &mut self.clients[client];
         state.keys += 1;
         let sizes = [128, 512, 1_024, 3_000];
+        let key = Arc::from(format!("r{client}-{}", state.keys));
+        let memory = Mib(rng.pick(&sizes).copied().unwrap_or(512));
         ReserveItem {
-            id: ReservationId(0),
-            key: Arc::from(format!("r{client}-{}", state.keys)),
-            body_hash: 3,
-            memory_mib: Mib(rng.pick(&sizes).copied().unwrap_or(512)),
-            vcpus: Vcpus(1),
             stateful: rng.chance(200),
-            pool: None,
             priority: i32::try_from(rng.below(3)).unwrap_or(0),
-            criticality: Criticality::Standard,
             ttl_seconds: rng.chance(300).then(|| rng.between(5, 90)),
+            ..ReserveItem::new(ReservationId(0), key, 3, memory)
         }
     }
 

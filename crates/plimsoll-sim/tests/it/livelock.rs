@@ -10,10 +10,9 @@ use plimsoll_engine::{
     Admin, Caller, Command, CreateSandbox, Effect, Engine, EngineConfig, Input, Output, Token,
 };
 use plimsoll_types::{
-    ClaimId, Counted, Criticality, DecisionId, Driver, DriverSet, GuestReport, GuestStatus,
-    HostCommand, HostId, HostOp, HostOutcome, HostReport, Lifecycle, Mib, MilliCpu, Millis, OnFull,
-    PoolName, Preemption, PreemptionMode, SandboxId, SandboxStatus, TemplateName, TenantId,
-    Timestamp, Vcpus,
+    ClaimId, DecisionId, Driver, GuestReport, GuestStatus, HostCommand, HostId, HostOp,
+    HostOutcome, HostReport, Mib, MilliCpu, Millis, OnFull, PoolName, Preemption, PreemptionMode,
+    SandboxId, SandboxStatus, TemplateName, TenantId, Timestamp,
 };
 
 const BEGIN: Timestamp = Timestamp(1_800_000_000_000);
@@ -102,21 +101,8 @@ impl World {
         }
         let name = PoolName::new("local").unwrap();
         world.operate(Admin::PutPool(PoolRow { name, settings }));
-        world.operate(Admin::PutTemplate(TemplateRow {
-            name: TemplateName::new("vm").unwrap(),
-            driver: Driver::Gvisor,
-            memory_mib: Mib(512),
-            overhead_mib: Mib(0),
-            vcpus: Vcpus(1),
-            stateful: false,
-            rootfs: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            host_labels: BTreeMap::new(),
-            counted: Counted::new(),
-            baked: false,
-            pool: None,
-        }));
+        let vm = TemplateName::new("vm").unwrap();
+        world.operate(Admin::PutTemplate(TemplateRow::new(vm, Driver::Gvisor, Mib(512))));
         world.put(Millis(1), Event::Beat);
         for user in 0..USERS {
             let wait = Millis(1_000 + world.below(60_000));
@@ -310,76 +296,33 @@ impl World {
         self.users[user].guest = Some(id);
         self.wanted.insert(id, self.now);
         let decision = DecisionId(u128::from(self.number()));
+        let template = TemplateName::new("vm").unwrap();
         self.ask(Command::Create(Box::new(CreateSandbox {
-            id,
-            decision,
-            key: None,
-            template: TemplateName::new("vm").unwrap(),
-            memory_mib: None,
-            vcpus: None,
-            stateful: None,
-            command: Vec::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            pool: None,
-            priority: 0,
-            preemptible: true,
-            criticality: Criticality::Standard,
             on_full: OnFull::Queue,
-            lifecycle: Lifecycle::default(),
             answered: true,
+            ..CreateSandbox::new(id, decision, template)
         })));
     }
 
     fn beat(&mut self) {
         let guests = self.guests.iter().map(|(id, status)| {
             let runs = *status == SandboxStatus::Running;
-            GuestReport {
-                id: ClaimId::Sandbox(*id),
-                attempt: 1,
-                status: if runs { GuestStatus::Running } else { GuestStatus::Paused },
-                memory_mib: Mib(512),
-                resident_mib: Some(Mib(if runs { 100 } else { 0 })),
-                charge_mib: Mib(if runs { 100 } else { 0 }),
-                measured: true,
-                cpu_millis_total_used: 0,
-                egress_bytes_total: 0,
-                last_active_at: None,
-                exit_code: None,
-                reason: None,
-            }
+            let status = if runs { GuestStatus::Running } else { GuestStatus::Paused };
+            let charge = Mib(if runs { 100 } else { 0 });
+            GuestReport::new(ClaimId::Sandbox(*id), status, Mib(512), charge)
         });
+        let (host, pool) = (HostId::new("h1").unwrap(), PoolName::new("local").unwrap());
         let report = HostReport {
-            host: HostId::new("h1").unwrap(),
-            boot_id: "boot-1".to_owned(),
-            incarnation: None,
-            sequence: self.next,
             // It says nothing of the order of commands: only outcomes move a guest here.
             seen_through: Some(0),
-            heartbeat_at: self.now,
-            uptime_millis: None,
-            pool: PoolName::new("local").unwrap(),
-            region: String::new(),
             address: Some("http://127.0.0.1:1".to_owned()),
-            labels: BTreeMap::new(),
-            drivers: DriverSet::ALL,
             cpu_millis_total: MilliCpu(64_000),
-            cpu_millis_used: MilliCpu(0),
             memory_mib_total: Mib(256 * 1024),
             memory_mib_used: Mib(1024),
-            memory_admission: None,
             memory_mib_admittable: Some(200 * 1024),
-            not_admitting: None,
-            starts_in_flight: 0,
-            starts_limit: None,
-            counted: Counted::new(),
-            stream_restore: false,
-            pressure_bp: None,
-            reservations: Vec::new(),
             guests: guests.collect(),
-            foreign_guests: Vec::new(),
             complete: true,
-            ended: Vec::new(),
+            ..HostReport::new(host, pool, "boot-1", self.next, self.now)
         };
         let token = Token(self.number());
         self.input(Input::Report { token, report: Box::new(report), probe: false });
