@@ -21,7 +21,7 @@ pub use host::{
     HeartbeatAnswer, HostCommand, HostOp, HostOutcome, HostReport, HostReservation,
 };
 pub use ids::{
-    DecisionId, EndpointId, EventId, HostId, IdError, KeyId, Name, NameError, PlanId, PoolName,
+    DecisionId, EndpointId, EventId, HostId, IdError, KeyId, NameError, PlanId, PoolName,
     ReservationId, SandboxId, TemplateName, TenantId,
 };
 pub use limits::bounds;
