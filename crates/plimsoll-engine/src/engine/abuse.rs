@@ -64,7 +64,7 @@ impl Engine {
         out: &mut Output,
     ) {
         for (tenant, count) in counts {
-            let Some(ix) = self.tenant_ix.get(tenant).copied() else { continue };
+            let Some(ix) = self.tenant_named(tenant) else { continue };
             if now.since(self.tenants[ix].row().created_at) < YOUNG {
                 let shape = &mut self.tenants[ix].account_at(now).shape;
                 shape.requests = shape.requests.saturating_add(*count);

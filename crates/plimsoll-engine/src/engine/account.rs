@@ -134,7 +134,7 @@ impl Tenant {
     pub(crate) fn period_at(&self, at: Timestamp) -> Period {
         match &self.account {
             Some(account) if account.period.contains(at) => account.period,
-            _ => self.anchors.period_at(at),
+            _ => self.rest.anchors.period_at(at),
         }
     }
 
@@ -150,14 +150,14 @@ impl Tenant {
     /// where something was.
     pub(crate) fn move_anchor(&mut self, now: Timestamp, day: AnchorDay) {
         match self.account {
-            Some(_) => self.anchors.change(day, now),
-            None => self.anchors = Anchors::new(day),
+            Some(_) => self.rest.anchors.change(day, now),
+            None => self.rest.anchors = Anchors::new(day),
         }
     }
 
     /// Its account in the period of this moment, made where there is none.
     pub(crate) fn account_at(&mut self, now: Timestamp) -> &mut Account {
-        let anchors = self.anchors;
+        let anchors = self.rest.anchors;
         let account =
             self.account.get_or_insert_with(|| Box::new(Account::new(anchors.period_at(now))));
         if now >= account.period.end {
@@ -236,15 +236,16 @@ impl Engine {
         tenant.unwritten = false;
         tenant.settle_bursts(now);
         tenant.written_at = now;
-        if self.tenant_ix.get(&tenant.row().id) != Some(&ix) {
+        let tenant = &self.tenants[ix];
+        if self.tenant_named(&tenant.id) != Some(ix) {
             return;
         }
-        let plan = tenant.lost_plan.as_ref().or_else(|| self.plans.get(&tenant.row().plan));
+        let plan = tenant.rest.lost_plan.as_ref().or_else(|| self.plans.get(&tenant.row().plan));
         let mut kept = Kept {
             bursts: tenant.bursts,
             buckets: tenant.buckets,
             plan_limits: plan.map(|limits| **limits),
-            anchors: Some(tenant.anchors),
+            anchors: Some(tenant.rest.anchors),
             ..Kept::default()
         };
         if let Some(account) = &tenant.account {
@@ -273,7 +274,7 @@ impl Engine {
     ) {
         let mut known = std::collections::BTreeSet::new();
         for row in rows {
-            let Some(ix) = self.tenant_ix.get(&row.tenant).copied() else { continue };
+            let Some(ix) = self.tenant_named(&row.tenant) else { continue };
             match serde_json::from_value::<Kept>(row.state) {
                 Ok(kept) => {
                     if kept.plan_limits.is_some() {
@@ -289,7 +290,7 @@ impl Engine {
         }
         for ix in self.tenants.numbers() {
             let tenant = &self.tenants[ix];
-            if tenant.lost_plan.is_some() {
+            if tenant.rest.lost_plan.is_some() {
                 let limits = if known.contains(&ix) { "last_known" } else { "default_plan" };
                 let data = json!({
                     "tenant": tenant.row().id, "plan": tenant.row().plan, "limits": limits,
@@ -304,16 +305,16 @@ impl Engine {
         tenant.bursts = kept.bursts;
         tenant.buckets = kept.buckets;
         if let Some(anchors) = kept.anchors
-            && anchors.day() == tenant.anchors.day()
+            && anchors.day() == tenant.rest.anchors.day()
         {
-            tenant.anchors = anchors;
+            tenant.rest.anchors = anchors;
         }
-        if tenant.lost_plan.is_some()
+        if tenant.rest.lost_plan.is_some()
             && let Some(limits) = kept.plan_limits
         {
             let limits = Arc::new(limits);
             tenant.set_limits(super::admin::overlay(&limits, &tenant.row().overrides));
-            tenant.lost_plan = Some(limits);
+            tenant.rest.lost_plan = Some(limits);
         }
         if kept.ladder == Ladder::default() && kept.shape == Shape::default() {
             return;
@@ -362,7 +363,7 @@ impl Engine {
             .collect();
         json!({
             "tenant": tenant.row().id,
-            "period": tenant.anchors.label(&period),
+            "period": tenant.rest.anchors.label(&period),
             "resets_at": rfc3339(period.end),
             "consumption": consumption,
             "top_consumers": top,
@@ -384,6 +385,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::super::meter::ClaimMeter;
+    use super::super::state::Rest;
     use super::*;
     use crate::rows::Meter;
 
@@ -391,7 +393,8 @@ mod tests {
     /// the allocator have the rest.
     #[test]
     fn an_idle_tenant_is_small_and_an_active_one_has_a_bound() {
-        assert!(size_of::<Tenant>() <= 640, "{}", size_of::<Tenant>());
+        assert!(size_of::<Option<Tenant>>() <= 256, "{}", size_of::<Option<Tenant>>());
+        assert!(size_of::<Rest>() <= 448, "{}", size_of::<Rest>());
         assert!(size_of::<Account>() <= 512, "{}", size_of::<Account>());
         let places = 3 * plimsoll_policy::consumption::TOP_PLACES * size_of::<(ClaimId, Amounts)>();
         assert!(places <= 2_048, "{places}");

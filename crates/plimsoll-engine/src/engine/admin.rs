@@ -7,7 +7,7 @@ use plimsoll_types::{PlanId, PoolName, RefusalCode, TenantId, Timestamp};
 
 use super::Engine;
 use super::account::anchor_of;
-use super::state::{Host, Ix, Map, Pool, Rate, Tenant, Timer};
+use super::state::{Host, Ix, Pool, Rate, Tenant, Timer};
 use crate::command::{Admin, Token};
 use crate::output::{Effect, Output, Refusal, Reply};
 use crate::rows::{
@@ -121,7 +121,7 @@ impl Engine {
         let tenant = &mut self.tenants[ix];
         // What was in use until now is settled under the old limits.
         tenant.bursts.advance(&tenant.used.into(), &tenant.limits.concurrency, now);
-        tenant.lost_plan = None;
+        tenant.rest.lost_plan = None;
         let (before, after) = (tenant.limits.consumption, limits.consumption);
         tenant.set_limits(limits);
         // More than the new ones let be spent was never spent: it would not be paid back before
@@ -163,7 +163,7 @@ impl Engine {
         };
         let limits = overlay(plan, &row.overrides);
         row.payment_method_ever |= row.payment_method;
-        let ix = match self.tenant_ix.get(&row.id).copied() {
+        let ix = match self.tenant_named(&row.id) {
             Some(ix) => {
                 let tenant = &mut self.tenants[ix];
                 row.payment_method_ever |= tenant.row().payment_method_ever;
@@ -185,16 +185,15 @@ impl Engine {
         row: TenantRow,
         limits: Arc<PlanLimits>,
     ) -> Ix {
-        let id = row.id.clone();
         let anchors = Anchors::new(anchor_of(row.anchor_day));
         let tenant = Tenant::new(now, row, anchors, limits);
         let ix = self.tenants.insert(tenant);
-        self.tenant_ix.insert(id, ix);
+        self.tenant_ix.insert(&self.tenants, ix);
         ix
     }
 
     fn drop_tenant(&mut self, id: &TenantId, out: &mut Output) -> Result<(), Refusal> {
-        let Some(ix) = self.tenant_ix.get(id).copied() else {
+        let Some(ix) = self.tenant_named(id) else {
             return Err(missing("tenant", id));
         };
         if *id == self.config.default_tenant {
@@ -336,7 +335,7 @@ impl Engine {
 
     fn put_key(&mut self, row: crate::rows::KeyRow, out: &mut Output) -> Result<(), Refusal> {
         if row.role == Role::Tenant {
-            let known = row.tenant.as_ref().is_some_and(|id| self.tenant_ix.contains_key(id));
+            let known = row.tenant.as_ref().is_some_and(|id| self.tenant_named(id).is_some());
             if !known {
                 let mut refusal = Refusal::new(
                     RefusalCode::InvalidRequest,
@@ -488,11 +487,4 @@ fn missing(what: &str, name: &dyn std::fmt::Display) -> Refusal {
 
 fn in_use(detail: String) -> Refusal {
     Refusal::new(RefusalCode::Conflict, detail)
-}
-
-/// The names of tenants in order.
-pub(super) fn sorted_tenants(map: &Map<TenantId, Ix>) -> Vec<(TenantId, Ix)> {
-    let mut names: Vec<(TenantId, Ix)> = map.iter().map(|(id, ix)| (id.clone(), *ix)).collect();
-    names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    names
 }

@@ -42,7 +42,7 @@ impl Engine {
             && let Some(ix) = self.metered.pop_first()
         {
             // One that was removed may still be named by ended records that use came late for.
-            let here = |tenant: &Tenant| self.tenant_ix.get(&tenant.row().id) == Some(&ix);
+            let here = |tenant: &Tenant| self.tenant_named(&tenant.row().id) == Some(ix);
             if self.tenants.get(ix).is_some_and(here) {
                 self.step_ladder(now, ix, out);
             }
@@ -265,8 +265,7 @@ impl Engine {
         out: &mut Output,
     ) {
         let Some(row) = after.or(before) else { return };
-        let Some(ix) = row.tenant.as_ref().and_then(|tenant| self.tenant_ix.get(tenant)).copied()
-        else {
+        let Some(ix) = row.tenant.as_ref().and_then(|tenant| self.tenant_named(tenant)) else {
             return;
         };
         let Some(account) = self.tenants[ix].account.as_deref() else { return };
@@ -419,7 +418,7 @@ impl Engine {
         let facts = deletion::Facts {
             tenant: self.ladder_facts(now, ix),
             usage_complete: self.sandboxes_of(ix).all(heard_of),
-            plan_known: tenant.lost_plan.is_none(),
+            plan_known: tenant.rest.lost_plan.is_none(),
             announced: true,
             at_rest: row.status == SandboxStatus::Paused
                 && row.paused_by == Some(PausedBy::Quota)

@@ -508,7 +508,7 @@ impl Engine {
             std::collections::BTreeMap::new();
         let kept_from = hour_of(now - BACK_MAX);
         for row in rows {
-            let Some(tenant) = self.tenant_ix.get(&row.tenant).copied() else { continue };
+            let Some(tenant) = self.tenant_named(&row.tenant) else { continue };
             let used = Amounts {
                 cpu_millis: row.cpu_millis,
                 charged_mib_millis: row.charged_mib_millis,

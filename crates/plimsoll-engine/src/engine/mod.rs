@@ -15,6 +15,7 @@ mod ladder;
 mod ledger;
 mod limits;
 mod meter;
+mod names;
 mod netting;
 mod outcome;
 mod place;
@@ -46,10 +47,11 @@ use crate::config::EngineConfig;
 use crate::output::{Effect, Observation, Output, Refusal, Reply};
 use crate::rows::{Change, EndpointRow, EventRow, KeyRow, PlanLimits, TemplateRow};
 use hash::IdMap;
+use names::TenantNames;
 pub use restore::RestoreError;
 use slab::Slab;
 use state::{
-    Claim, Host, HostNames, Ix, Map, Parked, Partition, PartitionKey, Pool, Reservation, Sandbox,
+    Claim, Host, HostNames, Ix, Parked, Partition, PartitionKey, Pool, Reservation, Sandbox,
     Tenant, Ticket,
 };
 
@@ -78,7 +80,7 @@ pub struct Engine {
     /// The limits of every plan, shared with the tenants that have none of their own on top.
     plans: BTreeMap<PlanId, Arc<PlanLimits>>,
     tenants: Slab<Tenant>,
-    tenant_ix: Map<TenantId, Ix>,
+    tenant_ix: TenantNames,
     pools: Slab<Pool>,
     pool_ix: BTreeMap<PoolName, Ix>,
     templates: BTreeMap<TemplateName, TemplateRow>,

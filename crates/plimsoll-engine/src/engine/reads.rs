@@ -54,7 +54,7 @@ impl Engine {
                     None => refused(RefusalCode::NotFound, format!("no reservation {id}")),
                 }
             }
-            Read::Quota(id) => match self.tenant_ix.get(&id).copied() {
+            Read::Quota(id) => match self.tenant_named(&id) {
                 Some(ix) => Reply::Quota(Box::new(self.quota(now, ix))),
                 None => refused(RefusalCode::NotFound, format!("no tenant {id}")),
             },
@@ -76,15 +76,10 @@ impl Engine {
                     .collect(),
             ),
             Read::Tenants { after, limit } => {
-                let rows = super::admin::sorted_tenants(&self.tenant_ix)
-                    .into_iter()
-                    .filter(|(id, _)| after.as_ref().is_none_or(|after| id > after))
-                    .take(limit)
-                    .map(|(_, ix)| self.tenants[ix].row().clone())
-                    .collect();
-                Reply::Tenants(rows)
+                let page = self.tenant_ix.after(after.as_ref()).take(limit);
+                Reply::Tenants(page.map(|ix| self.tenants[ix].row().clone()).collect())
             }
-            Read::Tenant(id) => match self.tenant_ix.get(&id).copied() {
+            Read::Tenant(id) => match self.tenant_named(&id) {
                 Some(ix) => Reply::Tenants(vec![self.tenants[ix].row().clone()]),
                 None => refused(RefusalCode::NotFound, format!("no tenant {id}")),
             },
@@ -179,7 +174,7 @@ impl Engine {
         QuotaView {
             tenant: tenant.row().id.clone(),
             plan: tenant.row().plan.to_string(),
-            period: tenant.anchors.label(&period),
+            period: tenant.rest.anchors.label(&period),
             starts_at: period.start,
             resets_at: period.end,
             state: rung.as_str(),

@@ -9,6 +9,7 @@ use super::Engine;
 use super::admin::overlay;
 use super::hash::IdMap;
 use super::keys::{Route, fingerprint};
+use super::names::TenantNames;
 use super::slab::Slab;
 use super::state::{Claim, Ix, Map, Pending, Reservation, Sandbox, Waiter};
 use crate::config::EngineConfig;
@@ -61,7 +62,7 @@ impl Engine {
             arrivals: 0,
             plans: rows.plans.into_iter().map(|row| (row.id, Arc::new(row.limits))).collect(),
             tenants: Slab::default(),
-            tenant_ix: Map::default(),
+            tenant_ix: TenantNames::default(),
             pools: Slab::default(),
             pool_ix: std::collections::BTreeMap::new(),
             templates: rows.templates.into_iter().map(|row| (row.name.clone(), row)).collect(),
@@ -170,7 +171,7 @@ impl Engine {
             let limits = overlay(plan.as_ref().unwrap_or(&default_plan), &row.overrides);
             let ix = self.insert_tenant(now, row, limits);
             let tenant = &mut self.tenants[ix];
-            tenant.lost_plan = lost;
+            tenant.rest.lost_plan = lost;
             if !tenant.limits.consumption.is_unlimited() {
                 self.metered.insert(ix);
             }
@@ -183,24 +184,15 @@ impl Engine {
             }
             self.plans.insert(id.clone(), default_plan);
         }
-        if !self.tenant_ix.contains_key(&self.config.default_tenant) {
-            let row = TenantRow {
-                id: self.config.default_tenant.clone(),
-                plan: id,
-                payment_method: false,
-                payment_method_ever: false,
-                created_at: now,
-                overrides: PlanLimits::default(),
-                suspended: None,
-                anchor_day: None,
-            };
+        if self.tenant_named(&self.config.default_tenant).is_none() {
+            let row = TenantRow::new(self.config.default_tenant.clone(), id, now);
             // The plan was made above.
             let _ = self.put_tenant(now, row, out);
         }
     }
 
     fn restore_sandbox(&mut self, row: crate::rows::SandboxRow) -> Result<Ix, RestoreError> {
-        let tenant = self.tenant_ix.get(&row.tenant).copied().ok_or_else(|| {
+        let tenant = self.tenant_named(&row.tenant).ok_or_else(|| {
             dangling("sandbox", row.id.to_string(), format!("tenant {}", row.tenant))
         })?;
         let pool = row.pool.as_ref().and_then(|pool| self.pool_ix.get(pool)).copied();
@@ -291,7 +283,7 @@ impl Engine {
         row: crate::rows::ReservationRow,
     ) -> Result<Ix, RestoreError> {
         let missing = |what: String| dangling("reservation", row.id.to_string(), what);
-        let tenant = self.tenant_ix.get(&row.tenant).copied();
+        let tenant = self.tenant_named(&row.tenant);
         let tenant = tenant.ok_or_else(|| missing(format!("tenant {}", row.tenant)))?;
         let pool = self.pool_ix.get(&row.pool).copied();
         let pool = pool.ok_or_else(|| missing(format!("pool {}", row.pool)))?;
