@@ -18,6 +18,10 @@ use plimsoll_types::{
     TenantId, Timestamp,
 };
 
+/// What the binary allocates with.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 pub const NOW: Timestamp = Timestamp(1_800_000_000_000);
 
 /// Every limit that there is, each out of reach.
