@@ -74,12 +74,14 @@ pub enum Input {
         /// How it came out.
         outcome: HostOutcome,
     },
-    /// What became of a notice to a tenant: an endpoint of the tenant's own took the event, or all
-    /// of them were given up on. Asked for `quota.suspended` and `quota.deletion_scheduled`; any
-    /// other event is none of the engine's concern. A delivery counts whatever was said before it.
+    /// What became of a notice to a tenant at one endpoint of the tenant's own: it took the event, or
+    /// was given up on. Asked for `quota.suspended` and `quota.deletion_scheduled`; any other event
+    /// is none of the engine's concern. A delivery counts whatever was said before it.
     Delivered {
         /// Which event.
         event: EventId,
+        /// Where.
+        endpoint: EndpointId,
         /// Delivered, or given up on.
         delivered: bool,
     },

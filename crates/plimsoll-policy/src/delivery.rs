@@ -126,15 +126,15 @@ pub enum Next {
 }
 
 impl Next {
-    /// What the sender of an event that matters is to be told: that it came, or that it will not.
-    /// `awaited_elsewhere`: another endpoint of the same owner still has it before it. The word
-    /// must be durable before the cursor is, or a crash between the two loses it.
+    /// What the sender of an event that matters is to be told of this endpoint: that it came, or that
+    /// it will not. The word must be durable before the cursor is, or a crash between the two loses
+    /// it.
     #[must_use]
-    pub const fn tells(self, awaited_elsewhere: bool) -> Option<bool> {
+    pub const fn tells(self) -> Option<bool> {
         match self {
             Self::Advance { .. } => Some(true),
-            Self::GiveUp if !awaited_elsewhere => Some(false),
-            Self::GiveUp | Self::RetryAt(_) | Self::Disable(_) => None,
+            Self::GiveUp => Some(false),
+            Self::RetryAt(_) | Self::Disable(_) => None,
         }
     }
 
@@ -350,11 +350,10 @@ mod tests {
     #[test]
     fn a_notice_is_told_once_it_came_or_nobody_is_left_for_it_to_come_to() {
         let advance = Next::Advance { after_failures: false };
-        assert_eq!(advance.tells(true), Some(true));
-        assert_eq!(Next::GiveUp.tells(true), None);
-        assert_eq!(Next::GiveUp.tells(false), Some(false));
-        assert_eq!(Next::RetryAt(Timestamp(0)).tells(false), None);
-        assert_eq!(Next::Disable(Off::Gone).tells(false), None);
+        assert_eq!(advance.tells(), Some(true));
+        assert_eq!(Next::GiveUp.tells(), Some(false));
+        assert_eq!(Next::RetryAt(Timestamp(0)).tells(), None);
+        assert_eq!(Next::Disable(Off::Gone).tells(), None);
         assert!(!advance.is_written_at_once());
         assert!(Next::Advance { after_failures: true }.is_written_at_once());
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use plimsoll_engine::rows::Role;
 use plimsoll_engine::{Caller, Command, Input, Read, Reply, Token};
 use plimsoll_store::{DeliveryRow, Progress};
-use plimsoll_types::{EventId, TenantId};
+use plimsoll_types::{EndpointId, EventId, TenantId};
 use tokio::sync::oneshot;
 
 pub(crate) use handoff::Owed;
@@ -102,7 +102,7 @@ impl Core {
         durable.await.map_err(|_| NoAnswer::StoreUnavailable)
     }
 
-    /// Tells the engine what became of a notice, and waits until what came of that is durable.
+    /// Tells the engine what became of a notice at one endpoint, and waits until what came of that is durable.
     ///
     /// # Errors
     /// When the lane is full, or the store failed.
@@ -110,9 +110,10 @@ impl Core {
         &self,
         caller: Caller,
         event: EventId,
+        endpoint: EndpointId,
         delivered: bool,
     ) -> Result<(), NoAnswer> {
-        let input = Input::Delivered { event, delivered };
+        let input = Input::Delivered { event, endpoint, delivered };
         self.lanes.push(&Lane::Operators, Job { input, reply: None, skip_unawaited: false })?;
         // Nothing answers that input. A question behind it in the same lane is answered once
         // everything before it is durable.

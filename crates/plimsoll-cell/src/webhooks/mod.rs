@@ -22,12 +22,13 @@ mod worker;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use plimsoll_engine::rows::{EndpointRow, EventRow};
 use plimsoll_policy::delivery::{Delivery, DeliveryRule, Next, Outcome};
 use plimsoll_store::{DeliveryOutcome, DeliveryRow};
 use plimsoll_types::{EndpointId, EventId, Timestamp};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 pub(crate) use address::{check_names, check_url};
 pub(crate) use feed::run;
@@ -44,6 +45,12 @@ const SENDING_MAX: usize = 192;
 /// Requests under way to endpoints whose last attempt failed. Apart from the others, so that many
 /// receivers which let every request run into its timeout hold up none that works.
 const RETRYING_MAX: usize = 64;
+/// Requests of either kind that have not been answered promptly. They wait on apart from the others,
+/// so that receivers which hang hold up nobody, new ones and ones that are back included. With the
+/// other two half of the files that a process may open by default.
+const SLOW_MAX: usize = 256;
+/// A receiver that works answers within this: it has nothing to do but to take note.
+const PROMPT: Duration = Duration::from_secs(1);
 /// Test events under way: people press a button.
 const TESTS_MAX: usize = 16;
 /// Questions to the store at once: as many as it has connections for reading.
@@ -64,6 +71,7 @@ pub(crate) struct Hooks {
     rule: DeliveryRule,
     sending: Semaphore,
     retrying: Semaphore,
+    slow: Semaphore,
     tests: Semaphore,
     reads: Semaphore,
     places: Mutex<HashMap<EndpointId, (Arc<EndpointRow>, Place)>>,
@@ -80,6 +88,7 @@ impl Hooks {
             rule: DeliveryRule::default(),
             sending: Semaphore::new(SENDING_MAX),
             retrying: Semaphore::new(RETRYING_MAX),
+            slow: Semaphore::new(SLOW_MAX),
             tests: Semaphore::new(TESTS_MAX),
             reads: Semaphore::new(READS_MAX),
             places: Mutex::default(),
@@ -97,10 +106,25 @@ impl Hooks {
         Some(self.sender.attempt(row, event).await)
     }
 
-    /// Room for one request.
-    async fn room(&self, failing: bool) -> Option<SemaphorePermit<'_>> {
+    /// Sends an event once, when there is room for a request.
+    async fn send(&self, row: &EndpointRow, event: &EventRow, failing: bool) -> Attempt {
         let pool = if failing { &self.retrying } else { &self.sending };
-        pool.acquire().await.ok()
+        // Nobody closes them.
+        let prompt = pool.acquire().await;
+        let mut attempt = std::pin::pin!(self.sender.attempt(row, event));
+        let slow = async {
+            tokio::time::sleep(PROMPT).await;
+            self.slow.acquire().await
+        };
+        let slow = tokio::select! {
+            biased;
+            attempt = &mut attempt => return attempt,
+            slow = slow => slow,
+        };
+        drop(prompt);
+        let attempt = attempt.await;
+        drop(slow);
+        attempt
     }
 
     fn places<T>(
@@ -132,18 +156,6 @@ impl Hooks {
             place.delivery.attempted(attempt.at, outcome, draw, &self.rule)
         })
     }
-
-    /// Whether another endpoint of the same owner still has this event before it.
-    fn awaited_elsewhere(&self, own: &EndpointRow, event: &EventRow) -> bool {
-        self.places(|places| {
-            places.values().any(|(row, place)| {
-                row.id != own.id
-                    && row.tenant == own.tenant
-                    && place.delivery.cursor() < event.id
-                    && row.wants(event)
-            })
-        })
-    }
 }
 
 /// The log's row of an attempt.
@@ -170,5 +182,79 @@ pub(crate) fn delivery(
             Verdict::Failed { detail, .. } => Some(detail.clone()),
         },
         next_attempt_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// A receiver that takes connections and answers, or does not; and word of each.
+    async fn receiver(answer: Option<&'static str>) -> (String, mpsc::UnboundedReceiver<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook", listener.local_addr().unwrap());
+        let (word, words) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                if let Some(answer) = answer {
+                    let mut request = [0; 4096];
+                    let _ = stream.read(&mut request).await;
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+                let _ = word.send(());
+                held.push(stream);
+            }
+        });
+        (url, words)
+    }
+
+    fn endpoint(url: &str) -> EndpointRow {
+        EndpointRow {
+            id: EndpointId(1),
+            tenant: None,
+            url: url.to_owned(),
+            events: Vec::new(),
+            description: String::new(),
+            secrets: Vec::new(),
+            disabled: None,
+            created_at: Timestamp(0),
+            cursor: EventId(0),
+            failing_since: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn receivers_that_hang_hold_up_none_that_answers() {
+        let event = EventRow {
+            id: EventId(1),
+            at: Timestamp(0),
+            kind: "webhook.test".to_owned(),
+            tenant: None,
+            data: serde_json::json!({}),
+        };
+        let answers = "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
+        for failing in [false, true] {
+            let hooks = Arc::new(Hooks::new(true, Time::default()).unwrap());
+            let (hangs, mut reached) = receiver(None).await;
+            let most = if failing { RETRYING_MAX } else { SENDING_MAX };
+            let mut hanging = JoinSet::new();
+            for _ in 0..most {
+                let (hooks, row, event) = (Arc::clone(&hooks), endpoint(&hangs), event.clone());
+                hanging.spawn(async move { hooks.send(&row, &event, failing).await });
+            }
+            for _ in 0..most {
+                reached.recv().await.unwrap();
+            }
+            let (works, _) = receiver(Some(answers)).await;
+            let attempt = hooks.send(&endpoint(&works), &event, failing).await;
+            assert_eq!(attempt.verdict, Verdict::Taken);
+            assert!(hanging.try_join_next().is_none(), "it waited for one that hangs");
+        }
     }
 }

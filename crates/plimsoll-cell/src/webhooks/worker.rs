@@ -112,9 +112,7 @@ impl Worker {
                 return Ok(Sent::Next);
             }
             let failing = place.delivery.failing_since().is_some();
-            let room = self.hooks().room(failing).await;
-            let attempt = self.hooks().sender.attempt(&row, event).await;
-            drop(room);
+            let attempt = self.hooks().send(&row, event, failing).await;
             let next = self.hooks().attempted(row.id, &attempt).ok_or(Stop::Lost)?;
             let (outcome, due) = match next {
                 Next::Advance { .. } => (DeliveryOutcome::Delivered, None),
@@ -122,8 +120,7 @@ impl Worker {
                 Next::GiveUp | Next::Disable(_) => (DeliveryOutcome::GivenUp, None),
             };
             self.note(&row, event, head.attempts + 1, &attempt, outcome, due);
-            let awaited = next == Next::GiveUp && self.hooks().awaited_elsewhere(&row, event);
-            if let Some(came) = next.tells(awaited) {
+            if let Some(came) = next.tells() {
                 self.tell(&row, event, came).await?;
             }
             if next.is_written_at_once() {
@@ -211,7 +208,7 @@ impl Worker {
         if !own || !NOTICES.contains(&event.kind.as_str()) {
             return Ok(());
         }
-        let told = self.app.core.notice(operator(&self.app), event.id, came).await;
+        let told = self.app.core.notice(operator(&self.app), event.id, row.id, came).await;
         told.map_err(|_| Stop::Lost)
     }
 

@@ -11,7 +11,7 @@ use plimsoll_policy::ladder::{Ladder, Notice};
 use plimsoll_policy::period::{AnchorDay, Anchors, Period, rfc3339};
 use plimsoll_policy::quota::Bursts;
 use plimsoll_policy::rate::Buckets;
-use plimsoll_types::{ClaimId, EventId, SandboxId, Timestamp};
+use plimsoll_types::{ClaimId, EndpointId, EventId, SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -34,6 +34,8 @@ pub(crate) struct Account {
     pub(crate) ladder: Ladder,
     pub(crate) suspended: Said,
     pub(crate) deletion: Said,
+    /// Endpoints that gave one of the two up.
+    pub(crate) gave_up: Vec<(EventId, EndpointId)>,
     /// What the announced deletion named.
     pub(crate) announced: Vec<SandboxId>,
     /// When idle sandboxes were last looked for.
@@ -53,12 +55,18 @@ impl Account {
             ladder: Ladder::default(),
             suspended: Said::default(),
             deletion: Said::default(),
+            gave_up: Vec::new(),
             announced: Vec::new(),
             swept_at: None,
             released_at: Timestamp(0),
             timer: None,
             shape: Shape::default(),
         }
+    }
+
+    /// The notice of deletion, or the one of hibernation.
+    pub(crate) const fn said_mut(&mut self, deletion: bool) -> &mut Said {
+        if deletion { &mut self.deletion } else { &mut self.suspended }
     }
 
     /// Goes on to a later period. Nothing is reset: the sums of another period are other sums.
@@ -112,6 +120,8 @@ struct Kept {
     suspended: Said,
     #[serde(skip_serializing_if = "is_default")]
     deletion: Said,
+    #[serde(skip_serializing_if = "is_default")]
+    gave_up: Vec<(EventId, EndpointId)>,
     #[serde(skip_serializing_if = "is_default")]
     announced: Vec<SandboxId>,
     #[serde(skip_serializing_if = "is_default")]
@@ -252,6 +262,7 @@ impl Engine {
             kept.ladder = account.ladder;
             kept.suspended = account.suspended;
             kept.deletion = account.deletion;
+            kept.gave_up.clone_from(&account.gave_up);
             kept.announced.clone_from(&account.announced);
             kept.released_at = account.released_at;
             kept.shape = account.shape;
@@ -323,6 +334,7 @@ impl Engine {
         account.ladder = kept.ladder;
         account.suspended = kept.suspended;
         account.deletion = kept.deletion;
+        account.gave_up = kept.gave_up;
         account.announced = kept.announced;
         account.released_at = kept.released_at;
         account.shape = kept.shape;

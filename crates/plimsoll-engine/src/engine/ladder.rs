@@ -11,11 +11,11 @@ use plimsoll_policy::deletion::{self, Missing};
 use plimsoll_policy::fresh::Freshness;
 use plimsoll_policy::ladder::{Act, Facts, Notice, Rung};
 use plimsoll_policy::period::rfc3339;
-use plimsoll_types::{EventId, Millis, SandboxId, SandboxStatus, Timestamp};
+use plimsoll_types::{EndpointId, EventId, Millis, SandboxId, SandboxStatus, Timestamp};
 use serde_json::{Value, json};
 
 use super::Engine;
-use super::account::Said;
+use super::account::{Account, Said};
 use super::state::{Claim, Ix, Tenant, Timer};
 use crate::output::Output;
 use crate::rows::{EndpointRow, PausedBy};
@@ -214,9 +214,9 @@ impl Engine {
             notice: if heard { Notice::Pending } else { Notice::Undeliverable },
         };
         let account = self.tenants[ix].account_at(now);
-        let place = if kind == DELETION { &mut account.deletion } else { &mut account.suspended };
-        let before = std::mem::replace(place, said);
+        let before = std::mem::replace(account.said_mut(kind == DELETION), said);
         if let Some(before) = before.event {
+            account.gave_up.retain(|(event, _)| *event != before);
             self.notices.remove(&before);
         }
         self.notices.insert(event, ix);
@@ -233,11 +233,21 @@ impl Engine {
             && (row.events.is_empty() || row.events.iter().any(|wanted| wanted == kind))
     }
 
-    /// What became of a notice.
+    /// Whether an endpoint may still take a notice that was said: it hears of it, was there by then,
+    /// and has not given it up.
+    fn awaits(&self, row: &EndpointRow, ix: Ix, kind: &str, event: EventId) -> bool {
+        let gave_up = |account: &Account| account.gave_up.contains(&(event, row.id));
+        self.hears(row, ix, kind)
+            && row.cursor < event
+            && !self.tenants[ix].account.as_deref().is_some_and(gave_up)
+    }
+
+    /// What became of a notice at one endpoint.
     pub(super) fn delivered(
         &mut self,
         now: Timestamp,
         event: EventId,
+        endpoint: EndpointId,
         delivered: bool,
         out: &mut Output,
     ) {
@@ -245,14 +255,50 @@ impl Engine {
         let Some(account) = self.tenants.get_mut(ix).and_then(|t| t.account.as_deref_mut()) else {
             return;
         };
-        for said in [&mut account.suspended, &mut account.deletion] {
-            if said.event == Some(event) && !matches!(said.notice, Notice::Delivered(_)) {
-                said.notice =
-                    if delivered { Notice::Delivered(now) } else { Notice::Undeliverable };
+        if delivered {
+            for said in [&mut account.suspended, &mut account.deletion] {
+                if said.event == Some(event) && !matches!(said.notice, Notice::Delivered(_)) {
+                    said.notice = Notice::Delivered(now);
+                }
             }
+        } else if !account.gave_up.contains(&(event, endpoint)) {
+            account.gave_up.push((event, endpoint));
         }
         self.write_state(now, ix, out);
         self.metered.insert(ix);
+        self.despair(now, ix, out);
+    }
+
+    /// A notice for which no endpoint waits any more has come to nobody. An endpoint that was made
+    /// since it was said has it said again.
+    fn despair(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
+        for kind in [SUSPENDED, DELETION] {
+            let Some(account) = self.tenants[ix].account.as_deref_mut() else { return };
+            let said = account.said_mut(kind == DELETION);
+            let (Notice::Pending, Some(event)) = (said.notice, said.event) else { continue };
+            if self.endpoints.values().any(|row| self.awaits(row, ix, kind, event)) {
+                continue;
+            }
+            self.tenants[ix].account_at(now).said_mut(kind == DELETION).notice =
+                Notice::Undeliverable;
+            self.write_state(now, ix, out);
+            self.metered.insert(ix);
+            let gave_up = &self.tenants[ix].account_at(now).gave_up.clone();
+            let later = |row: &EndpointRow| {
+                self.hears(row, ix, kind)
+                    && row.cursor >= event
+                    && !gave_up.contains(&(event, row.id))
+            };
+            if self.is_due(ix, kind) && self.endpoints.values().any(later) {
+                self.say_again(now, ix, kind, out);
+            }
+        }
+    }
+
+    /// Whether the tenant stands where this notice is about.
+    fn is_due(&self, ix: Ix, kind: &str) -> bool {
+        let rung = self.tenants[ix].account.as_deref().map(|account| account.ladder.rung);
+        rung == Some(if kind == DELETION { Rung::Deleting } else { Rung::Hibernated })
     }
 
     /// An endpoint was made, changed or removed. A tenant that could not be told before is told
@@ -269,28 +315,19 @@ impl Engine {
             return;
         };
         let Some(account) = self.tenants[ix].account.as_deref() else { return };
-        let rung = account.ladder.rung;
-        let said = [(SUSPENDED, account.suspended), (DELETION, account.deletion)];
-        for (kind, said) in said {
-            let due = match kind {
-                SUSPENDED => rung == Rung::Hibernated,
-                _ => rung == Rung::Deleting,
-            };
+        for (kind, notice) in
+            [(SUSPENDED, account.suspended.notice), (DELETION, account.deletion.notice)]
+        {
             let heard =
                 |row: Option<&EndpointRow>| row.is_some_and(|row| self.hears(row, ix, kind));
             // A change that says nothing new (a cursor that moved) says nothing again.
             let new = heard(after)
                 && !(heard(before) && before.map(|row| &row.url) == after.map(|row| &row.url));
-            if due && new && said.notice == Notice::Undeliverable {
+            if new && notice == Notice::Undeliverable && self.is_due(ix, kind) {
                 self.say_again(now, ix, kind, out);
-            } else if due
-                && said.notice == Notice::Pending
-                && !self.endpoints.values().any(|row| self.hears(row, ix, kind))
-                && let Some(event) = said.event
-            {
-                self.delivered(now, event, false, out);
             }
         }
+        self.despair(now, ix, out);
     }
 
     fn say_again(&mut self, now: Timestamp, ix: Ix, kind: &str, out: &mut Output) {

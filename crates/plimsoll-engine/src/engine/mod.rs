@@ -137,7 +137,9 @@ impl Engine {
             Input::Outcome { host, command, outcome } => {
                 self.outcome(now, &host, &command, &outcome, out);
             }
-            Input::Delivered { event, delivered } => self.delivered(now, event, delivered, out),
+            Input::Delivered { event, endpoint, delivered } => {
+                self.delivered(now, event, endpoint, delivered, out);
+            }
             Input::Requests { counts } => self.count_requests(now, &counts, out),
             Input::Tick => {}
         }

@@ -142,10 +142,24 @@ impl Bed {
         id
     }
 
-    /// The last event of this kind was delivered, or given up on.
+    /// The last event of this kind was delivered everywhere, or given up on.
     fn came_out(&mut self, kind: &str, delivered: bool) {
+        for row in self.endpoints() {
+            self.came_out_at(row.id, kind, delivered);
+        }
+    }
+
+    fn endpoints(&mut self) -> Vec<EndpointRow> {
+        match self.call(&operator(), Command::Read(Read::Endpoints(None))) {
+            Reply::Endpoints(rows) => rows,
+            other => panic!("no endpoints: {other:?}"),
+        }
+    }
+
+    /// The same of one endpoint.
+    fn came_out_at(&mut self, endpoint: EndpointId, kind: &str, delivered: bool) {
         let event = self.events(kind).last().expect("was said").id;
-        self.input(Input::Delivered { event, delivered });
+        self.input(Input::Delivered { event, endpoint, delivered });
     }
 
     /// A heartbeat of host `h1` that lists these guests.

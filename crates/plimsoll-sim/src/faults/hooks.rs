@@ -376,26 +376,13 @@ impl World {
         }
         let Some(row) = self.table.endpoints.get(&id) else { return };
         let own = row.tenant.is_some() && row.tenant == event.tenant;
-        let awaited = next == Next::GiveUp && self.awaited_elsewhere(row, &event);
-        let tells = next.tells(awaited).filter(|_| own && NOTICES.contains(&event.kind.as_str()));
+        let tells = next.tells().filter(|_| own && NOTICES.contains(&event.kind.as_str()));
         let Some(delivered) = tells else { return self.hook_told(id) };
-        self.cell_input(Input::Delivered { event: event.id, delivered });
+        self.cell_input(Input::Delivered { event: event.id, endpoint: id, delivered });
         // A question behind it is answered once everything before it is durable.
         let token = Token(self.number());
         self.cell.asked.insert(token, Asker::Hook { endpoint: id });
         self.call_as_operator(token, Command::Read(Read::Counts));
-    }
-
-    fn awaited_elsewhere(&self, own: &EndpointRow, event: &EventRow) -> bool {
-        self.hooks.workers.iter().any(|(id, worker)| {
-            *id != own.id
-                && worker.delivery.cursor() < event.id
-                && self
-                    .table
-                    .endpoints
-                    .get(id)
-                    .is_some_and(|row| row.tenant == own.tenant && row.wants(event))
-        })
     }
 
     /// What the ladder had to know is durable.

@@ -1,7 +1,7 @@
 //! The deletion: announced twice, never from whom nothing reaches, and only when everything holds at
 //! the moment it acts (I10).
 
-use plimsoll_engine::rows::EventRow;
+use plimsoll_engine::rows::{EndpointRow, EventRow};
 use plimsoll_engine::{Admin, Command, Input};
 use plimsoll_types::{HostOutcome, Millis, RefusalCode, SandboxStatus, Timestamp};
 use proptest::collection::vec;
@@ -34,7 +34,7 @@ fn a_tenant_that_cannot_be_told_is_never_deleted_from_and_the_operator_is_told()
     assert_eq!(walk.bed.events("quota.suspended").len(), 2);
     // The first of the two was given up on long ago.
     let first = walk.bed.events("quota.suspended")[0].id;
-    walk.bed.input(Input::Delivered { event: first, delivered: true });
+    walk.bed.input(Input::Delivered { event: first, endpoint: id, delivered: true });
     walk.wait(DAY);
     assert_eq!(walk.state(), "hibernated", "an earlier notice is none of this one");
     walk.bed.came_out("quota.suspended", true);
@@ -63,6 +63,69 @@ fn a_notice_that_one_endpoint_gave_up_on_and_another_took_counts_as_delivered() 
     walk.bed.came_out("quota.suspended", false);
     walk.bed.came_out("quota.suspended", true);
     walk.bed.came_out("quota.suspended", false);
+    walk.wait(DAY + HOUR);
+    assert_eq!(walk.state(), "deleting");
+}
+
+#[test]
+fn a_notice_that_nobody_waits_for_any_more_has_come_to_nobody_in_whatever_order() {
+    type Leave = fn(&mut Walk, EndpointRow);
+    let leaves: [Leave; 3] = [
+        |walk, row| walk.bed.admin(Admin::DropEndpoint(row.id)),
+        |walk, row| {
+            let disabled = Some("nothing was taken".to_owned());
+            walk.bed.admin(Admin::PutEndpoint(EndpointRow { disabled, ..row }));
+        },
+        |walk, row| {
+            let events = vec!["sandbox.started".to_owned()];
+            walk.bed.admin(Admin::PutEndpoint(EndpointRow { events, ..row }));
+        },
+    ];
+    for leave in leaves {
+        for gives_up_first in [true, false] {
+            for restarts in [false, true] {
+                let mut walk = Walk::new();
+                walk.climb(2);
+                let own = walk.bed.endpoints()[0].id;
+                let other = walk.bed.endpoint("acme", |_| {});
+                walk.wait(11 * MINUTE);
+                assert_eq!(walk.state(), "hibernated");
+                let mut rows = walk.bed.endpoints().into_iter();
+                let other = rows.find(|row| row.id == other).unwrap();
+                if gives_up_first {
+                    walk.bed.came_out_at(own, "quota.suspended", false);
+                } else {
+                    leave(&mut walk, other.clone());
+                }
+                if restarts {
+                    walk.bed.restart();
+                }
+                walk.wait(MINUTE);
+                assert_eq!(walk.bed.events("quota.unnotified").len(), 0);
+                if gives_up_first {
+                    leave(&mut walk, other);
+                } else {
+                    walk.bed.came_out_at(own, "quota.suspended", false);
+                }
+                assert_eq!(walk.bed.events("quota.unnotified").len(), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_came_after_a_notice_hears_it_once_the_others_have_given_it_up() {
+    let mut walk = Walk::new();
+    walk.climb(2);
+    let own = walk.bed.endpoints()[0].id;
+    walk.wait(11 * MINUTE);
+    let said = walk.bed.events("quota.suspended")[0].id;
+    let later = walk.bed.endpoint("acme", |row| row.cursor = said);
+    assert_eq!(walk.bed.events("quota.suspended").len(), 1, "the first may get through yet");
+    walk.bed.came_out_at(own, "quota.suspended", false);
+    assert_eq!(walk.bed.events("quota.suspended").len(), 2);
+    walk.bed.came_out_at(later, "quota.suspended", true);
+    assert_eq!(walk.bed.events("quota.unnotified").len(), 0);
     walk.wait(DAY + HOUR);
     assert_eq!(walk.state(), "deleting");
 }
