@@ -83,6 +83,34 @@ impl Meter {
         Totals::default()
     }
 
+    /// Takes note of counters that have begun anew within an attempt, as those of a host's own reporter
+    /// may when it starts again. CPU that has fallen, to what can have been used since the last
+    /// report (`most`, in core-milliseconds), counts from zero then, and egress that has fallen with
+    /// it; a fall to more than that is no such thing. `true` where it was one.
+    ///
+    /// ```
+    /// use plimsoll_policy::usage::{Meter, Totals};
+    ///
+    /// let (mut meter, egress_bytes) = (Meter::default(), 0);
+    /// meter.credit(1, Totals { cpu_millis: 90_000, egress_bytes });
+    /// let fallen = Totals { cpu_millis: 3_000, egress_bytes };
+    /// assert!(meter.begins_anew(1, fallen, 10_000));
+    /// assert_eq!(meter.credit(1, fallen).cpu_millis, 3_000);
+    /// ```
+    pub fn begins_anew(&mut self, attempt: u32, totals: Totals, most: u64) -> bool {
+        let Some((_, seen)) = self.seen.iter_mut().find(|(known, _)| *known == attempt) else {
+            return false;
+        };
+        let fell = totals.cpu_millis < seen.cpu_millis && totals.cpu_millis <= most;
+        if fell {
+            seen.cpu_millis = 0;
+            if totals.egress_bytes < seen.egress_bytes {
+                seen.egress_bytes = 0;
+            }
+        }
+        fell
+    }
+
     /// Each attempt that is remembered with the totals credited of it, newest first.
     pub fn remembered(&self) -> impl Iterator<Item = (u32, Totals)> + '_ {
         self.seen.iter().copied()
@@ -194,6 +222,28 @@ mod tests {
 
     fn cpu(meter: &mut Meter, attempt: u32, cpu_millis: u64) -> u64 {
         meter.credit(attempt, Totals { cpu_millis, egress_bytes: 0 }).cpu_millis
+    }
+
+    #[test]
+    fn counters_begin_anew_only_where_what_they_show_is_new() {
+        let totals = |cpu_millis, egress_bytes| Totals { cpu_millis, egress_bytes };
+        let mut meter = Meter::default();
+        meter.credit(1, totals(50_000, 700));
+        assert!(
+            !meter.begins_anew(2, totals(10, 0), 100),
+            "another attempt counts from zero as is"
+        );
+        assert!(!meter.begins_anew(1, totals(50_000, 0), 60_000), "it has not fallen");
+        assert!(
+            !meter.begins_anew(1, totals(49_990, 700), 10_000),
+            "too much since the last report"
+        );
+        assert_eq!(meter.credit(1, totals(49_990, 700)), totals(0, 0));
+        assert!(meter.begins_anew(1, totals(10_000, 20), 10_000));
+        assert_eq!(meter.credit(1, totals(10_000, 20)), totals(10_000, 20));
+        assert_eq!(meter.credit(1, totals(10_000, 20)), totals(0, 0), "once");
+        assert!(meter.begins_anew(1, totals(4_000, 25), 10_000));
+        assert_eq!(meter.credit(1, totals(4_000, 25)), totals(4_000, 5), "egress went on");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! amounts in the hours in which they were used.
 //!
 //! CPU and egress come as totals that only grow, so a report that is late, lost or repeated costs
-//! nothing. They belong to the time between the two reports by the cell's own clock: more the cell
+//! nothing. Those of a host without our agent may begin anew, which shows: they fall to what can have
+//! been used since. They belong to the time between the two reports by the cell's own clock: more the cell
 //! cannot know. Memory is what the ledger charges, for as long as it does; where a guest turns out
 //! to be lost, only up to the last report that showed it. In every doubt nothing is credited.
 //!
@@ -136,6 +137,12 @@ impl ClaimMeter {
     }
 }
 
+/// The most that can have been used in so long, in core-milliseconds: with a second of slack, since a
+/// host reads its counters somewhat before its report is heard.
+fn most_used(cores: u64, length: Millis) -> u64 {
+    cores.saturating_mul(length.0.saturating_add(1_000)) / 1_000
+}
+
 /// Up to when both clocks have come: no hour before it is credited any more.
 fn settled(meter: &Meter) -> Timestamp {
     meter.at.min(meter.heard_at)
@@ -234,10 +241,14 @@ impl Engine {
             egress_bytes: guest.egress_bytes_total,
         };
         let believed = self.believes(now, host, created_at, totals);
+        let fallible = self.cores_of_fallible(host, vcpus);
         let (position, meter) = self.meter_mut(now, claim);
         let from = std::mem::replace(&mut position.heard_at, now);
         let mut more = Totals::default();
         if believed {
+            if let Some(cores) = fallible {
+                position.begins_anew(guest.attempt, totals, most_used(cores, now.since(from)));
+            }
             more = position.credit(guest.attempt, totals);
         }
         if more.cpu_millis.saturating_mul(BUSY_SHARE_OF_A_CORE) > now.since(from).0 {
@@ -287,7 +298,7 @@ impl Engine {
         guest: &EndedGuest,
         out: &mut Output,
     ) {
-        let (_, _, created_at, _) = self.claim_facts(claim);
+        let (_, _, created_at, vcpus) = self.claim_facts(claim);
         let ended_at = match claim {
             Claim::Sandbox(ix) => self.sandboxes[ix].row.ended_at,
             Claim::Reservation(ix) => self.reservations[ix].row.ended_at,
@@ -297,6 +308,7 @@ impl Engine {
             egress_bytes: guest.egress_bytes_total.unwrap_or(0),
         };
         let believed = self.believes(now, host, created_at, totals);
+        let fallible = self.cores_of_fallible(host, vcpus);
         let (position, meter) = self.meter_mut(now, claim);
         let from = position.heard_at;
         if !believed {
@@ -304,6 +316,9 @@ impl Engine {
                 self.doubt(now, host, claim, totals, out);
             }
             return;
+        }
+        if let Some(cores) = fallible {
+            position.begins_anew(guest.attempt, totals, most_used(cores, now.since(from)));
         }
         let more = position.credit(guest.attempt, totals);
         if more == Totals::default() {
@@ -337,6 +352,14 @@ impl Engine {
         let Some(cores) = cores.filter(|cores| *cores > 0) else { return true };
         let life = now.since(since).0.saturating_add(DOUBT_SLACK.0);
         u128::from(totals.cpu_millis) * 1000 <= u128::from(cores) * u128::from(life)
+    }
+
+    /// Core-milliseconds a second of a host whose counters may begin anew: one without our agent, whose
+    /// totals never fall within an attempt. The guest's own vCPUs where it does not say its cores.
+    fn cores_of_fallible(&self, host: Ix, vcpus: Vcpus) -> Option<u64> {
+        let report = &self.hosts[host].report.as_ref()?.report;
+        let said = (report.cpu_millis_total.0 > 0).then_some(report.cpu_millis_total.0);
+        report.incarnation.is_none().then(|| said.unwrap_or(vcpus.0.saturating_mul(1_000)))
     }
 
     fn doubt(&mut self, now: Timestamp, host: Ix, claim: Claim, totals: Totals, out: &mut Output) {

@@ -86,6 +86,32 @@ fn a_host_that_was_away_for_90_seconds_reports_late_and_twice_and_is_billed_once
 }
 
 #[test]
+fn counters_that_begin_anew_are_billed_on_from_there_and_none_that_only_waver() {
+    let mut bed = bed();
+    let id = bed.run_of("acme", |_| {});
+    let mut total = |boot: &str, seconds: u64, cpu_seconds: u64| {
+        bed.pass(seconds * 1_000);
+        let guests = vec![used(id, 512, cpu_seconds * 1_000)];
+        bed.heartbeat("h1", |report| {
+            report.boot_id = boot.to_owned();
+            report.guests = guests;
+        });
+        bed.consumed("acme")[0]
+    };
+    assert_eq!(total("boot-1", 400, 4_000), 4_000);
+    // Its reporter starts again, and counts from its start.
+    assert_eq!(total("boot-2", 3, 3), 4_003);
+    assert_eq!(total("boot-2", 2, 5), 4_005);
+    assert_eq!(total("boot-2", 400, 4_005), 8_005);
+    // So do the counters under a reporter that goes on.
+    assert_eq!(total("boot-2", 4, 1), 8_006);
+    assert_eq!(total("boot-2", 400, 2_001), 10_006);
+    // More than sixteen cores can have used since the last report is no new beginning.
+    assert_eq!(total("boot-2", 10, 1_990), 10_006);
+    assert_eq!(total("boot-2", 10, 2_002), 10_007);
+}
+
+#[test]
 fn a_restart_credits_on_exactly_where_it_was() {
     let mut bed = bed();
     let id = bed.run_of("acme", |_| {});
