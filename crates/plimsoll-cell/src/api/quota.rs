@@ -98,6 +98,9 @@ pub(super) async fn usage(
     let tenant = of.clone();
     let days = app.read(move |reader| reader.usage_by_day(&tenant, from, to)).await?;
     if query.group_by == api::UsageGroup::Total {
+        if let Some(text) = query.page.cursor.as_deref() {
+            return Err(FieldError::new("cursor", text, "absent: a total is one page").into());
+        }
         let mut sum = Sum::default();
         days.iter().for_each(|day| sum.add(day));
         return Ok(page(vec![row(None, sum, from, to)], None));

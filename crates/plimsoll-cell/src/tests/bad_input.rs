@@ -102,6 +102,7 @@ async fn queries_are_checked_too() {
         ("/v1/events?after=nonsense", "after"),
         ("/v1/quota?x=1", "x"),
         ("/v1/usage?group_by=moon", "group_by"),
+        ("/v1/usage?cursor=zz", "cursor"),
     ] {
         let answer = cell.admin(Method::GET, path, Value::Null).await;
         let answer = answer.expect_code(400, "invalid_request");
