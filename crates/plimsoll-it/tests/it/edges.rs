@@ -66,7 +66,9 @@ fn the_core_depends_on_nothing_that_does_io() {
                 "serde",
                 "thiserror",
                 "smallvec",
+                "smol_str",
                 "foldhash",
+                "hashbrown",
                 "serde_json",
                 "jiff",
             ];
