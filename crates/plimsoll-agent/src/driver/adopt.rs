@@ -50,6 +50,9 @@ fn find(guests: &Guests, kind: Driver) -> Result<Found, Fault> {
         };
         let state = settle(&dir, kind).and_then(|()| look::look(&dir, kind));
         match state {
+            // There is nothing to take over: the host knows of the start that never came about, and
+            // has this folder removed, or what it was to take over go on as it was.
+            Ok(Some(look)) if look.never_began() => {}
             Ok(Some(look)) => {
                 found.guests.push(Adopted { name: *name, spec, state: look.guest });
             }
@@ -78,7 +81,7 @@ pub(crate) fn settle(dir: &GuestDir, kind: Driver) -> Result<(), Fault> {
         // Its first process is gone, and with it the guest; nothing of it may go on.
         look.tree().kill(DYING);
         let _ = look.tree().cgroup.remove();
-        if let Some(exit) = &look.guest.exit {
+        if let Some(exit) = look.guest.exit.as_ref().filter(|_| !look.never_began()) {
             replace_json(&dir.exit_path(), exit, Outlives::Machine)
                 .map_err(Fault::io("write the guest's end"))?;
         }

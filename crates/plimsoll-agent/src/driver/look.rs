@@ -25,6 +25,12 @@ pub(crate) struct Look {
 }
 
 impl Look {
+    /// Whether there is a folder and no more: its shim has left no word, so that the start was cut
+    /// short before anything ran (or the machine was restarted soon after).
+    pub(crate) fn never_began(&self) -> bool {
+        self.unsettled && self.state.is_none() && self.guest.status == GuestStatus::Exited
+    }
+
     /// All processes of the guest, by what is known of them.
     pub(crate) fn tree(&self) -> super::tree::GuestTree {
         self.plan.as_ref().map(|plan| plan.tree(self.state.as_ref())).unwrap_or_default()

@@ -507,6 +507,31 @@ async fn a_guest_without_its_shim_is_still_the_guest_and_a_recycled_pid_is_not()
 }
 
 #[tokio::test]
+async fn a_start_that_was_cut_short_before_anything_ran_is_no_guest_that_ended() {
+    let host = Host::new();
+    let guests = host.guests();
+    let driver = driver(&guests);
+    let spec = spec(Driver::Process, 24, &[]);
+    let name = GuestName::of(&spec);
+    driver.start(&spec).await.unwrap();
+    // The folder as it is when an agent dies between making it and starting the shim.
+    let dir = guests.dir(&name);
+    let kept = ["spec.json", "plan.json"].map(|file| dir.path().join(file));
+    let kept = kept.map(|file| (std::fs::read(&file).unwrap(), file));
+    driver.end(&name).await.unwrap();
+    std::fs::create_dir(dir.path()).unwrap();
+    for (text, file) in kept {
+        std::fs::write(file, text).unwrap();
+    }
+    let found = driver.adopt().await.unwrap();
+    assert!(found.guests.is_empty() && found.broken.is_empty());
+    // Again, since the first time must have written nothing down.
+    assert!(driver.adopt().await.unwrap().guests.is_empty());
+    driver.end(&name).await.unwrap();
+    host.assert_gone(&name).await;
+}
+
+#[tokio::test]
 async fn what_belongs_to_no_guest_is_cleared_or_named() {
     let host = Host::new();
     let guests = host.guests();
