@@ -386,23 +386,17 @@ impl Engine {
                 host.claims.len()
             )));
         }
+        let ended = self.reservations.iter().filter(|(_, one)| one.host == ix).count();
+        if ended > 0 {
+            return Err(in_use(format!(
+                "{ended} reservations on host {name} ended within the last day"
+            )));
+        }
         for ix_named in self.sandboxes.numbers() {
             let sandbox = &mut self.sandboxes[ix_named];
             if sandbox.host == Some(ix) {
                 sandbox.host = None;
             }
-        }
-        let ended: Vec<Ix> = self
-            .reservations
-            .iter()
-            .filter(|(_, reservation)| reservation.host == ix)
-            .map(|(number, _)| number)
-            .collect();
-        if !ended.is_empty() {
-            return Err(in_use(format!(
-                "{} reservations on host {name} ended within the last day",
-                ended.len()
-            )));
         }
         self.unlist(ix);
         self.forget_size(ix);
