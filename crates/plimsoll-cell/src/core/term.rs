@@ -325,14 +325,7 @@ impl Terms {
                 return End::Gap;
             }
             now = beat.now;
-            let mut rest = jobs.drain(..);
-            while !rest.as_slice().is_empty() {
-                foresee(&term.engine, rest.as_slice());
-                for job in rest.by_ref().take(FORESEEN) {
-                    self.apply(term, kept, now, job, &mut round);
-                }
-            }
-            drop(rest);
+            self.apply_all(term, kept, now, &mut jobs, &mut round);
             if term.engine.next_wakeup().is_some_and(|due| due <= now) {
                 term.engine.handle(now, Input::Tick, &mut round.out);
                 term.settle(&mut round);
@@ -342,6 +335,29 @@ impl Terms {
             }
             if stopping {
                 return End::Stopped;
+            }
+        }
+    }
+
+    /// Applies the jobs of a round, and has the engine read ahead for the next few of them.
+    fn apply_all(
+        &self,
+        term: &mut Term,
+        kept: &mut Kept,
+        now: Timestamp,
+        jobs: &mut Vec<Job>,
+        round: &mut Round,
+    ) {
+        let mut rest = jobs.drain(..);
+        while !rest.as_slice().is_empty() {
+            term.engine.foresee(rest.as_slice().iter().take(FORESEEN).filter_map(|job| {
+                match &job.input {
+                    Input::Call { caller, .. } => Some(caller),
+                    _ => None,
+                }
+            }));
+            for job in rest.by_ref().take(FORESEEN) {
+                self.apply(term, kept, now, job, round);
             }
         }
     }
@@ -482,14 +498,6 @@ fn is_verdict(command: &Command) -> bool {
             | Command::Reserve(_)
             | Command::ReserveBatch(_)
     )
-}
-
-/// Has the engine read ahead for the next few calls.
-fn foresee(engine: &Engine, jobs: &[Job]) {
-    engine.foresee(jobs.iter().take(FORESEEN).filter_map(|job| match &job.input {
-        Input::Call { caller, .. } => Some(caller),
-        _ => None,
-    }));
 }
 
 /// Answers jobs that were taken and not applied.

@@ -233,13 +233,10 @@ impl Engine {
             && (row.events.is_empty() || row.events.iter().any(|wanted| wanted == kind))
     }
 
-    /// Whether an endpoint may still take a notice that was said: it hears of it, was there by then,
-    /// and has not given it up.
-    fn awaits(&self, row: &EndpointRow, ix: Ix, kind: &str, event: EventId) -> bool {
+    /// Whether an endpoint hears of a notice and has not given it up.
+    fn may_take(&self, row: &EndpointRow, ix: Ix, kind: &str, event: EventId) -> bool {
         let gave_up = |account: &Account| account.gave_up.contains(&(event, row.id));
-        self.hears(row, ix, kind)
-            && row.cursor < event
-            && !self.tenants[ix].account.as_deref().is_some_and(gave_up)
+        self.hears(row, ix, kind) && !self.tenants[ix].account.as_deref().is_some_and(gave_up)
     }
 
     /// What became of a notice at one endpoint.
@@ -270,26 +267,22 @@ impl Engine {
     }
 
     /// A notice for which no endpoint waits any more has come to nobody. An endpoint that was made
-    /// since it was said has it said again.
+    /// since it was said, behind which it lies, has it said again.
     fn despair(&mut self, now: Timestamp, ix: Ix, out: &mut Output) {
         for kind in [SUSPENDED, DELETION] {
             let Some(account) = self.tenants[ix].account.as_deref_mut() else { return };
             let said = account.said_mut(kind == DELETION);
             let (Notice::Pending, Some(event)) = (said.notice, said.event) else { continue };
-            if self.endpoints.values().any(|row| self.awaits(row, ix, kind, event)) {
+            let left = self.endpoints.values().filter(|row| self.may_take(row, ix, kind, event));
+            let cursors: Vec<EventId> = left.map(|row| row.cursor).collect();
+            if cursors.iter().any(|cursor| *cursor < event) {
                 continue;
             }
             self.tenants[ix].account_at(now).said_mut(kind == DELETION).notice =
                 Notice::Undeliverable;
             self.write_state(now, ix, out);
             self.metered.insert(ix);
-            let gave_up = &self.tenants[ix].account_at(now).gave_up.clone();
-            let later = |row: &EndpointRow| {
-                self.hears(row, ix, kind)
-                    && row.cursor >= event
-                    && !gave_up.contains(&(event, row.id))
-            };
-            if self.is_due(ix, kind) && self.endpoints.values().any(later) {
+            if !cursors.is_empty() && self.is_due(ix, kind) {
                 self.say_again(now, ix, kind, out);
             }
         }

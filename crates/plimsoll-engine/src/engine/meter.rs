@@ -2,10 +2,11 @@
 //! amounts in the hours in which they were used.
 //!
 //! CPU and egress come as totals that only grow, so a report that is late, lost or repeated costs
-//! nothing. Those of a host without our agent may begin anew, which shows: they fall to what can have
-//! been used since. They belong to the time between the two reports by the cell's own clock: more the cell
-//! cannot know. Memory is what the ledger charges, for as long as it does; where a guest turns out
-//! to be lost, only up to the last report that showed it. In every doubt nothing is credited.
+//! nothing. Those of a host without our agent may begin anew, which shows: they fall to what can
+//! have been used since. They belong to the time between the two reports by the cell's own clock:
+//! more the cell cannot know. Memory is what the ledger charges, for as long as it does; where a
+//! guest turns out to be lost, only up to the last report that showed it. In every doubt nothing
+//! is credited.
 //!
 //! What was credited is written as rows of hours together with how far each counter has come, in
 //! one batch: after a crash both stand where they stood, and the next report brings the rest.
@@ -137,10 +138,21 @@ impl ClaimMeter {
     }
 }
 
-/// The most that can have been used in so long, in core-milliseconds: with a second of slack, since a
-/// host reads its counters somewhat before its report is heard.
-fn most_used(cores: u64, length: Millis) -> u64 {
-    cores.saturating_mul(length.0.saturating_add(1_000)) / 1_000
+/// Takes reported totals and gives what they add. `fallible`: core-milliseconds a second of a host
+/// whose counters may begin anew; `length`: since the last report, to which a second of slack is
+/// added, since a host reads its counters somewhat before it is heard.
+fn take(
+    position: &mut Meter,
+    attempt: u32,
+    totals: Totals,
+    fallible: Option<u64>,
+    length: Millis,
+) -> Totals {
+    if let Some(cores) = fallible {
+        let most = cores.saturating_mul(length.0.saturating_add(1_000)) / 1_000;
+        position.begins_anew(attempt, totals, most);
+    }
+    position.credit(attempt, totals)
 }
 
 /// Up to when both clocks have come: no hour before it is credited any more.
@@ -246,10 +258,7 @@ impl Engine {
         let from = std::mem::replace(&mut position.heard_at, now);
         let mut more = Totals::default();
         if believed {
-            if let Some(cores) = fallible {
-                position.begins_anew(guest.attempt, totals, most_used(cores, now.since(from)));
-            }
-            more = position.credit(guest.attempt, totals);
+            more = take(position, guest.attempt, totals, fallible, now.since(from));
         }
         if more.cpu_millis.saturating_mul(BUSY_SHARE_OF_A_CORE) > now.since(from).0 {
             meter.busy_at = now;
@@ -317,10 +326,7 @@ impl Engine {
             }
             return;
         }
-        if let Some(cores) = fallible {
-            position.begins_anew(guest.attempt, totals, most_used(cores, now.since(from)));
-        }
-        let more = position.credit(guest.attempt, totals);
+        let more = take(position, guest.attempt, totals, fallible, now.since(from));
         if more == Totals::default() {
             return;
         }
